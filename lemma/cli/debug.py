@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from lemma.models.policy import Policy
     from lemma.recipe import Recipe
     from lemma.rollouts import Episode
-    from lemma.runs.run_options import StageOptions
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 DESCRIPTION = """\
@@ -62,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
+    from lemma.runs.run_options import taught_in
+
     recipe = _recipe(args)
     name, options = _stage(recipe, args.stage)
     settings = recipe.shared_settings()
@@ -91,16 +91,6 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
             return name, stage
     data = getattr(recipe.stages[names[-1]], "data", None)
     return "rl", ReinforcementOptions() if data is None else ReinforcementOptions(data=data)
-
-
-def taught_in(stages: Mapping[str, StageOptions], name: str) -> str | None:
-    """The supervised stage that a stage builds on, if there is one."""
-    from lemma.runs.run_options import stage_before
-
-    before = stage_before(stages, name) if name in stages else None
-    while before is not None and stages[before].kind != "supervised":
-        before = stage_before(stages, before)
-    return before
 
 
 def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions, taught: str | None) -> int:

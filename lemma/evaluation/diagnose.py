@@ -54,10 +54,14 @@ class Situation:
 
     @property
     def teach(self) -> str:
-        """How the model learns what only examples show."""
-        if self.taught_in is not None:
-            return f"train stage {self.taught_in} longer, on examples that show it"
-        return "put a supervised stage (`kind: supervised`) in front"
+        return how_to_teach(self.taught_in)
+
+
+def how_to_teach(stage: str | None) -> str:
+    """How a model learns what only examples show; `stage` is the supervised stage before, if there is any."""
+    if stage is not None:
+        return f"train stage {stage} longer, on examples that show it"
+    return "put a supervised stage in front"
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from lemma.runs.inputs import check_inputs
 from lemma.runs.lag_checks import check_flying
 from lemma.runs.lengthening import lengthen
 from lemma.runs.run_folder import RunFolder
-from lemma.runs.run_options import RunOptions, StageOptions, stage_before
+from lemma.runs.run_options import RunOptions, StageOptions, stage_before, taught_in
 from lemma.runs.sharding import what_to_split
 from lemma.runs.split_checks import check_split, split_refusal
 from lemma.runs.stage import Stage
@@ -232,6 +232,7 @@ def _run_stages(
                 start_from=start,
                 earlier=list(recipe.stages)[: list(recipe.stages).index(name)],
                 recipe=recipe.model_dump(mode="json"),
+                taught_in=taught_in(recipe.stages, name),
                 is_continued=any(stage_before(recipe.stages, other) == name for other in recipe.stages),
                 shard=what_to_split(recipe.cluster, recipe.model, device, start, can_split=can_split),
             )

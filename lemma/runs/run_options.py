@@ -100,3 +100,11 @@ def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:
     names = list(stages)
     earlier = names[: names.index(name)]
     return stages[name].start_from or (earlier[-1] if earlier else None)
+
+
+def taught_in(stages: Mapping[str, StageOptions], name: str) -> str | None:
+    """The supervised stage that a stage builds on, if there is one."""
+    before = stage_before(stages, name) if name in stages else None
+    while before is not None and stages[before].kind != "supervised":
+        before = stage_before(stages, before)
+    return before

@@ -67,6 +67,7 @@ class Stage:
         recipe: Mapping[str, Any],
         shard: Split = "none",
         is_continued: bool = False,
+        taught_in: str | None = None,
     ):
         # What the learners of this stage shard across the ranks.
         self.shard = shard
@@ -74,6 +75,8 @@ class Stage:
         self.seed, self.device, self.start_from = seed, device, start_from
         # Whether a later stage of the recipe starts from this one's model.
         self.is_continued = is_continued
+        # The supervised stage that it builds on.
+        self.taught_in = taught_in
         # Names of the earlier stages, in the order of the recipe.
         self.earlier = earlier
         self.clock = Clock()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from lemma.cli import main
-from lemma.cli.debug import taught_in
 from lemma.engines.protocol import Sampling
 from lemma.evaluation.diagnose import Checkup, Situation, diagnose, similarity
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.tiny import tiny_tokenizer
 from lemma.rollouts import Episode
+from lemma.runs.run_options import taught_in
 
 TOKENIZER = tiny_tokenizer()
 PROMPT = "User: eva has 3 pens . how many ? Assistant: <think>"

@@ -187,6 +187,14 @@ def test_a_warning_comes_again_after_a_pause_and_remembers_it_over_a_restart() -
     assert len(said) == 3 and said[2].startswith(f"step {PAUSE + 1}: 100% of the completions")
 
 
+def test_who_was_taught_already_is_taught_longer() -> None:
+    poor = {"truncated": 1.0, "format": 0.0, "groups/live": 0.0, "groups/varied": 0.0, "groups/none_right": 1.0}
+    for stage, told in ((None, "put a supervised stage"), ("sft", "train stage sft longer")):
+        said: list[str] = []
+        Diagnosis(options(), 77, said.append, stage).look(1, FINE | poor, {})
+        assert len(said) == 3 and all(told in sentence for sentence in said)
+
+
 def test_one_right_group_is_no_reason_for_advice() -> None:
     """With one problem a step, every step has all or no groups right: only many steps say something."""
     said: list[str] = []

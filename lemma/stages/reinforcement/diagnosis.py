@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lemma.engines.mismatch import warning_mean
+from lemma.evaluation.diagnose import how_to_teach
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
@@ -32,12 +33,18 @@ PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
 
 @dataclass
 class Seen:
-    """Input of the checks: the metrics of a step, the recipe, and the first entropy of the stage."""
+    """Input of the checks: the metrics of a step, the recipe, the first entropy of the stage, and the supervised stage
+    before it, if there is any."""
 
     values: Mapping[str, float]
     options: ReinforcementOptions
     max_tokens: int
     first_entropy: float | None
+    taught_in: str | None = None
+
+    @property
+    def teach(self) -> str:
+        return how_to_teach(self.taught_in)
 
     def __call__(self, name: str, default: float = 0.0) -> float:
         return self.values.get(name, default)
@@ -53,7 +60,7 @@ def _truncation(seen: Seen) -> str | None:
         return None
     return (
         f"{seen('truncated'):.0%} of the completions are cut off at {seen.max_tokens} tokens; raise "
-        "`rollout.max_tokens`, or put a supervised stage in front that teaches the model to end"
+        f"`rollout.max_tokens`, or teach the model to end: {seen.teach}"
     )
 
 
@@ -79,7 +86,7 @@ def _dead(seen: Seen) -> str | None:
         luffy = "" if seen.options.algorithm.uses_traces else ", or use luffy with a teacher's traces"
         return (
             "nearly no group has a right completion, so rewards do not vary; choose easier problems in `data`, raise "
-            f"`algorithm.group_size`, or put a supervised stage in front{luffy}"
+            f"`algorithm.group_size`, or {seen.teach}{luffy}"
         )
     if seen.options.truncated == "mask" and seen("truncated") > 0.5:
         return (
@@ -101,10 +108,7 @@ def _format(seen: Seen) -> str | None:
     # So do functions that only get the text.
     if all(reward.name in ("trl", "verl", "openrlhf") for reward in seen.options.rewards):
         return None
-    return (
-        "the format is almost never met; put a supervised stage in front that teaches it, choose another one, or pay "
-        "for it in `rewards`"
-    )
+    return f"the format is almost never met; {seen.teach}, or choose another format, or pay for it in `rewards`"
 
 
 def _missing(seen: Seen) -> str | None:
@@ -239,8 +243,14 @@ OF_GROUPS = {"truncation", "dead groups", "format"}
 class Diagnosis:
     """Looks at the metrics of every step. A warning of one kind is repeated only after a pause."""
 
-    def __init__(self, options: ReinforcementOptions, max_tokens: int, warn: Callable[[str], None]):
-        self.options, self.max_tokens = options, max_tokens
+    def __init__(
+        self,
+        options: ReinforcementOptions,
+        max_tokens: int,
+        warn: Callable[[str], None],
+        taught_in: str | None = None,
+    ):
+        self.options, self.max_tokens, self.taught_in = options, max_tokens, taught_in
         self._warn = warn
         self._last: dict[str, int] = {}
         self._first_entropy: float | None = None
@@ -251,7 +261,8 @@ class Diagnosis:
         if self._first_entropy is None:
             self._first_entropy = values.get("entropy/sampled")
         self._recent.append({name: values[name] for name in SHARES if name in values})
-        seen = Seen({**values, **self._over_recent_steps()}, self.options, self.max_tokens, self._first_entropy)
+        of_steps = {**values, **self._over_recent_steps()}
+        seen = Seen(of_steps, self.options, self.max_tokens, self._first_entropy, self.taught_in)
         for name, check in CHECKS.items():
             if name in OF_GROUPS and len(self._recent) < (self._recent.maxlen or 1):
                 continue
@@ -259,7 +270,7 @@ class Diagnosis:
             if text is not None and step - self._last.get(name, -PAUSE) >= PAUSE:
                 self._last[name] = step
                 self._warn(f"step {step}: {text}")
-        return bottleneck(Seen(values, self.options, self.max_tokens, self._first_entropy), spent)
+        return bottleneck(replace(seen, values=values), spent)
 
     def _over_recent_steps(self) -> dict[str, float]:
         """The mean of each share over the last steps."""

@@ -83,7 +83,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         learner=make_learner(stage, options, policy, total, budget),
         critic=make_critic(stage, options, total, budget, policy) if algorithm.needs_critic else None,
         reference=Reference(stage, policy, options.reference_model) if algorithm.needs_reference else None,
-        diagnosis=Diagnosis(options, max_tokens, stage.warn),
+        diagnosis=Diagnosis(options, max_tokens, stage.warn, stage.taught_in),
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
         data=digest_of(tasks, max_tokens),
     )
