@@ -199,7 +199,7 @@ def test_what_ends_a_command(
 
 
 def test_a_defect_of_ours_is_not_dressed_up_as_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(arguments: list[str]) -> int:
+    def fail(arguments: list[str], *, is_program: bool) -> int:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     monkeypatch.setattr(cli, "_run", fail)

@@ -36,9 +36,8 @@ Kind = TypeVar("Kind", bound=Launcher)
 
 def test_a_rank_that_ends_itself_is_named(tmp_path: Path) -> None:
     """A reward that leaves the process, well as it seems: who waited for it has nothing to explain."""
-    (tmp_path / "mine.py").write_text(
-        "import os\n\n\ndef leaves(item):\n    os.environ['RANK'] == '1' and os._exit(0)\n    return 1.0\n"
-    )
+    leaves = "os.environ['RANK'] == '1' and ctypes.CDLL(None)._exit(0)"
+    (tmp_path / "mine.py").write_text(f"import ctypes, os\n\n\ndef leaves(item):\n    {leaves}\n    return 1.0\n")
     launcher = Forked(prepare(tmp_path, reward=f"{tmp_path / 'mine.py'}:leaves"), restarts=0)
     assert launcher.run() == 1
     assert launcher.said == ["error: rank 1 ended with code 0 in the middle of the run, by its own doing"]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -115,13 +116,25 @@ def test_update(engine: VllmServerEngine) -> None:
 
 def test_update_while_running(engine: VllmServerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that are late, as on a busy machine, do not change which weights are said to have sampled a token."""
-    take = engine.pool.replies.put
+    take, update, submit = engine.pool.replies.put, engine.update_weights, engine.submit
+    is_updated = threading.Event()
 
     def take_late(reply: ServerReply) -> None:
-        time.sleep(0.03)
+        if is_updated.is_set():
+            time.sleep(0.03)
         take(reply)
 
+    def update_weights(version: int) -> None:
+        is_updated.set()
+        update(version)
+
+    def submit_anew(request: Request) -> None:
+        is_updated.clear()
+        submit(request)
+
     monkeypatch.setattr(engine.pool.replies, "put", take_late)
+    monkeypatch.setattr(engine, "update_weights", update_weights)
+    monkeypatch.setattr(engine, "submit", submit_anew)
     vllm_checks.check_update_while_running(engine, count=64)
 
 
