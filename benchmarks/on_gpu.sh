@@ -7,7 +7,8 @@
 #
 # PYTHON names the interpreter; the repository and what it needs must be importable. LEMMA_COMMIT names the commit where
 # there is no repository. Each table goes to $OUT as NAME.md and NAME.jsonl, one JSON object a row. `ppo` needs the wheel
-# of TRL 1.12.0 in .gpu/ppo_trl, and `evaluation` recorded completions in .gpu/data/rollouts.
+# of TRL 1.12.0 in .gpu/ppo_trl, and `evaluation` recorded completions in .gpu/data/rollouts. `real` takes an instruct model
+# (MODEL, a folder; benchmarks/gguf_folder.py makes one of a GGUF file) and questions (QUESTIONS, JSON lines), TRL and vLLM.
 set -u
 PYTHON=${PYTHON:-python3}
 OUT=${OUT:-gpu-results}
@@ -32,6 +33,7 @@ long() { bench "$PART_SECONDS" grpo_long grpo_step --set long; }
 small() { bench "$PART_SECONDS" grpo_small grpo_step --set small; }
 seven() { bench "$PART_SECONDS" grpo_seven grpo_step --set seven; }
 ppo() { bench "$PART_SECONDS" ppo grpo_step --set ppo; }
+real() { bench "$PART_SECONDS" real_step real_step --model "$MODEL" --questions "$QUESTIONS"; }
 # Decoding and evaluation
 decode() { bench "$PART_SECONDS" decode decode --set main; }
 decode_more() { bench "$PART_SECONDS" decode_more decode --set seven first transformers; }
