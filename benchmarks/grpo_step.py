@@ -95,6 +95,7 @@ def watched(watch: Watch) -> list[contextlib.AbstractContextManager[Any]]:
     """Measure parts of a step that the stage's own clock does not separate."""
     from lemma.learning.learner import Learner
     from lemma.models.critic import Critic
+    from lemma.runs.stage import Stage
     from lemma.stages.reinforcement import rl_loop
     from lemma.stages.reinforcement.diagnosis import Diagnosis
 
@@ -105,7 +106,8 @@ def watched(watch: Watch) -> list[contextlib.AbstractContextManager[Any]]:
         return "critic_update" if isinstance(learner.policy, Critic) else "policy_update"
 
     return [
-        *(watch.over("metrics", rl_loop, name) for name in ("rollout_metrics", "update_metrics", "measure")),
+        *(watch.over("metrics", rl_loop, name) for name in ("rollout_metrics", "update_metrics")),
+        watch.over("metrics", Stage, "measure"),
         watch.over("diagnosis", Diagnosis, "look"),
         watch.over(who_scores, Learner, "score"),
         watch.over(who_learns, Learner, "step"),
