@@ -20,8 +20,10 @@ from lemma.environments.confined.syscall_filter import (
     AUDIT,
     CLONE,
     FCNTL,
+    IOCTL,
     PRLIMIT,
     REFUSED,
+    SOCKETPAIR,
     WITHOUT_EFFECT,
     numbers,
     program,
@@ -165,6 +167,10 @@ def test_the_filter_of_system_calls(machine: str) -> None:
                 value = data[operand]
                 place += 1
                 continue
+            if operation == 0x54:
+                value &= operand
+                place += 1
+                continue
             holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[operation]
             place += 1 + (yes if holds else no)
 
@@ -176,4 +182,6 @@ def test_the_filter_of_system_calls(machine: str) -> None:
     assert verdict(clone) == refuse and verdict(clone, flags=0x10000) == allow, "threads are not processes"
     assert verdict(PRLIMIT[machine]) == allow and verdict(PRLIMIT[machine], flags=7) == refuse, "its own limits only"
     assert [verdict(FCNTL[machine], second=command) for command in (1, 8, 10, 15)] == [allow, refuse, refuse, refuse]
+    assert [verdict(IOCTL[machine], second=command) for command in (0x5421, 0x8901)] == [allow, 0x00050019]
+    assert [verdict(SOCKETPAIR[machine], second=kind) for kind in (1, 0x80801, 2, 5)] == [allow, allow, refuse, refuse]
     assert verdict(0, kind=architecture ^ 1) == kill and verdict(0x40000000) == refuse

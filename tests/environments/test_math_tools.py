@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -42,6 +43,7 @@ from lemma.models.tiny import tiny_tokenizer
 from lemma.rewards import make_reward
 from lemma.rollouts import Ask, Judge, World, play
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from tests.cluster.forked import wait_for
 from tests.rollouts.scripted import Scripted
 
 SECRET = "the-gold-is-42"
@@ -109,6 +111,7 @@ def test_programs_see_each_others_variables_and_print_what_they_find(sandbox: Sa
     assert sandbox.run("import sympy; sympy.factorint(60)") == "{2: 2, 3: 1, 5: 1}\n"
 
 
+FULL = "ended its interpreter|No space left"
 HOSTILE: dict[str, tuple[str, str]] = {
     "reads a host file": ("open('/etc/passwd').read()", "Error: "),
     "reads the trainer's file": ("open(SECRET).read()", "Error: "),
@@ -125,6 +128,26 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "limits the trainer": ("import resource as r; r.prlimit(TRAINER, r.RLIMIT_CPU, (1, 1))", "PermissionError"),
     "signals the trainer by a file": (
         "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, TRAINER)", "PermissionError"),
+    "signals the trainer by a socket": (
+        "import fcntl, socket, struct; a, b = socket.socketpair(); fcntl.ioctl(a, 0x8901, struct.pack('i', TRAINER))",
+        "OSError: [Errno 25]"),
+    "sends to a socket of the machine": (
+        "import socket as s; a, b = s.socketpair(s.AF_UNIX, s.SOCK_DGRAM); a.sendto(b'x', '/dev/log')",
+        "PermissionError"),
+    "passes a file through a socket": (
+        "import socket as s; a, b = s.socketpair(); s.send_fds(a, [b'x'], [0])", "PermissionError"),
+    "makes a file unchangeable": (
+        "import fcntl, os, struct; fcntl.ioctl(os.open(MINE, 0), 0x40086602, struct.pack('l', 16))", "[Errno 25]"),
+    "makes others wait for a file": (
+        "import fcntl, os; fcntl.fcntl(os.open(MINE, 0), 1024, 1)", "PermissionError"),
+    "locks a file": ("import fcntl, os; fcntl.flock(os.open(MINE, 0), fcntl.LOCK_EX)", ""),
+    "watches a folder": (
+        "import ctypes; c = ctypes.CDLL(None); c.inotify_add_watch(c.inotify_init(), b'/tmp', 256)", "-1"),
+    "reads the kernel's log": (
+        "import ctypes; ctypes.CDLL(None).klogctl(3, ctypes.create_string_buffer(99), 99)", "-1"),
+    "becomes another user": ("import os; os.setgid(1), os.setuid(1)", "Error: "),
+    "keeps memory in a file": ("import os; os.memfd_create('x')", "PermissionError"),
+    "keeps it in pipes": ("import fcntl, os; fcntl.fcntl(os.pipe()[0], 1031, 1 << 20)", "PermissionError"),
     "lets everybody write": ("import os; os.chmod(MINE, 0o777)", ""),
     "lets them by a handle": ("import os; os.fchmod(os.open(MINE, 0), 0o777)", ""),
     "gives a file away": ("import os; os.chown(MINE, 1, 1)", ""),
@@ -135,6 +158,16 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "writes into one": ("open(MINE, 'a')", "Error: "),
     "writes beside its folder": ("try: open('/tmp/lemma-was-here', 'w')\nexcept OSError: pass", ""),
     "takes 2 GB": ("x = bytearray(2 << 30)", "MemoryError"),
+    "writes many files": (
+        "import time\nfor i in range(9): open(f'{i}', 'wb').write(bytes(8 << 20))\ntime.sleep(2)", FULL),
+    "writes files that it removes": (
+        "import os, time\nheld = []\nfor i in range(9):\n held += [open('b', 'wb')]; held[-1].write(bytes(8 << 20))\n"
+        " os.remove('b')\ntime.sleep(2)", FULL),
+    "makes folders in folders": (
+        "import os, time\nfor i in range(1100):\n os.mkdir('d'); os.chdir('d')\ntime.sleep(2)", FULL),
+    "starts threads without end": (
+        "import _thread as t, threading, time\nthreading.stack_size(32768); lock = t.allocate_lock(); lock.acquire()\n"
+        "for i in range(200): t.start_new_thread(lock.acquire, ())\ntime.sleep(2)", "ended its interpreter"),
     "writes 1 GB to disk": ("open('a', 'wb').write(bytes(64 << 20)); open('b', 'wb').write(bytes(64 << 20))", "Error"),
     "raises what nobody catches": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     "recurses": ("def f(): return f()\nf()", "RecursionError"),
@@ -172,10 +205,13 @@ def test_hostile_programs_are_answered_and_reach_nothing(
         front = f"SECRET, MINE, SOURCE, PORT, TRAINER = {names!r}\n"
         for name, (code, words) in HOSTILE.items():
             output = sandbox.run(front + code)
-            assert words in output and SECRET not in output, f"{name}: {output}"
+            assert any(word in output for word in words.split("|")) and SECRET not in output, f"{name}: {output}"
             assert sandbox.run("import mine; mine.VALUE") == "42\n", name
+            with mine.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(BlockingIOError):
             server.accept()
+    wait_for(lambda: not list(Path("/tmp").glob("lemma-python-*/d")))  # folders of any depth are removed
     assert [path.name for path in secret.parent.iterdir()] == [secret.name]
     assert [path.name for path in packages.iterdir()] == ["mine.py"] and not Path("/tmp/lemma-was-here").exists()
     assert [(path.name, path.stat().st_mode, path.stat().st_mtime_ns) for path in (packages, mine)] == before

@@ -10,8 +10,10 @@ import ctypes
 import os
 import resource
 import select
+import stat
 import struct
 import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -19,10 +21,12 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 MOUNT_READ_ONLY, MOUNT_NO_SUID = 1, 2
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 24, 4, 38
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 SYS_MOUNT_SETATTR, SYS_LANDLOCK = 442, 444
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 SIGKILL = 9
+# Threads of one world, which no limit counts where it belongs to root, and how often it is looked at.
+THREADS, LOOK_MS = 64, 250
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -162,13 +166,12 @@ def _bind(source: int, target: str) -> None:
 
 
 def drop_powers() -> None:
-    """Drop all capabilities of the user namespace, for this process and everything it could start."""
+    """Drop all capabilities, for this process and everything it could start."""
     for number in range(64):
         if libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0):
             break
     header = struct.pack("=Ii", 0x20080522, 0)
     check(libc.capset(header, bytes(24)), "capset")
-    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def set_limits(limits: Limits, mapped: int, *, own_users: bool) -> None:
@@ -187,6 +190,57 @@ def set_limits(limits: Limits, mapped: int, *, own_users: bool) -> None:
         _, most = resource.getrlimit(kind)
         value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
         resource.setrlimit(kind, (value, value))
+
+
+def await_end(child: int, others: list[tuple[int, int]], proc: int, folder: str, most: View) -> None:
+    """Kill a child when it is too large, or when one of `others` (a descriptor and what to wait for) has an event, and
+    wait for its end. `proc` is `/proc`, opened before the child changed its root; `folder` is where it writes if no
+    file system of its own bounds that."""
+    poll = select.poll()
+    for descriptor, event in [(os.pidfd_open(child), select.POLLIN), *others]:
+        poll.register(descriptor, event)
+    while not poll.poll(LOOK_MS):
+        if _threads(proc, child) > THREADS or (folder and _fills(child, folder, most)):
+            break
+    with suppress(ProcessLookupError):
+        os.kill(child, SIGKILL)
+    os.waitpid(child, 0)
+
+
+def remove(folder: str) -> None:
+    """Become programs that remove a folder of any depth, and what may not be read in it."""
+    os.execv("/bin/sh", ["sh", "-c", 'chmod -R u+rwx -- "$0"; rm -rf -- "$0"', folder])
+
+
+def _threads(proc: int, process: int) -> int:
+    with open(os.open(f"{process}/stat", os.O_RDONLY, dir_fd=proc)) as file:
+        return int(file.read().rpartition(")")[2].split()[17])
+
+
+def _fills(process: int, folder: str, most: View) -> bool:
+    """Whether a folder, with the files that a process has removed from it and still holds open, is beyond a limit or
+    cannot be looked at."""
+    blocks, files = most.megabytes * 2048, most.files
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    try:
+        for _, folders, names, place in os.fwalk(folder, onerror=fail):
+            files -= len(folders) + len(names)
+            if files < 0:
+                return True
+            for name in names:
+                with suppress(FileNotFoundError):
+                    blocks -= os.stat(name, dir_fd=place, follow_symlinks=False).st_blocks
+        for descriptor in os.listdir(f"/proc/{process}/fd"):
+            with suppress(FileNotFoundError):
+                held = os.stat(f"/proc/{process}/fd/{descriptor}")
+                blocks -= held.st_blocks if stat.S_ISREG(held.st_mode) and held.st_nlink == 0 else 0
+    except (OSError, RecursionError):
+        return True
+    return blocks < 0
 
 
 # --- where namespaces are not allowed -------------------------------------------------------------------------------

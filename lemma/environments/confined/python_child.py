@@ -3,19 +3,16 @@
     python -s -P -S -B python_child.py SETTINGS     one JSON object per line on stdin, one per line on stdout
 
 A supervisor, which never runs the model's code, waits for the end of the process that does, or of its input, which
-means that the trainer is gone. A program reads Python and its packages, writes in a folder of its own that is empty at
-first and disappears with the process, and has limits on memory, CPU time, files and output. The first line of output
-says how it is confined.
+means that the trainer is gone, and ends it where it is too large. A program reads Python and its packages, writes in a
+folder of its own that is empty at first and disappears with the process, and has limits on memory, CPU time, threads,
+files and output. The first line of output says how it is confined.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
 import sys
-from contextlib import suppress
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 import confinement
@@ -35,7 +32,7 @@ def confine(settings: dict, kind: str, folder: str) -> str:
     os.chdir(folder)
     limits = confinement.Limits(settings["memory_mb"], settings["processor_seconds"], settings["files_mb"])
     confinement.set_limits(limits, 0, own_users=kind == "namespaces")
-    if kind == "namespaces":
+    if kind != "none":
         confinement.drop_powers()
     return syscall_filter.install()
 
@@ -133,18 +130,6 @@ def send(file: int, message: dict) -> None:
         data = data[os.write(file, data) :]
 
 
-def supervise(child: int) -> None:
-    """Wait until the child ends, or until the trainer has closed the input."""
-    waiting = select.poll()
-    waiting.register(0, 0)
-    waiting.register(os.pidfd_open(child), select.POLLIN)
-    os.close(1)
-    waiting.poll()
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-
 def main() -> None:
     settings = json.loads(sys.argv[1])
     kind, missing = settings["confine"], ""
@@ -156,15 +141,17 @@ def main() -> None:
     else:
         os.mkdir(folder, 0o700)
     alive, held = os.pipe()
+    proc = os.open("/proc", os.O_RDONLY)
     child = os.fork()
     if child:
-        supervise(child)
+        os.close(1)
+        most = confinement.View((), folder, settings["files_mb"], FILES)
+        confinement.await_end(child, [(0, 0)], proc, "" if kind == "namespaces" else folder, most)
         if kind != "namespaces":
-            import shutil
-
-            shutil.rmtree(folder, ignore_errors=True)
+            confinement.remove(folder)
         os._exit(0)
     os.close(held)
+    os.close(proc)
     confinement.die_with_parent(alive)
     os.close(alive)
     try:

@@ -1,6 +1,6 @@
 """A filter of system calls for programs and agents of a model: no new process or program, no signal to others, no
-connection, no mount, no namespace, no tracing, no slowing down of others, no change of who may use a file, of its
-times, or of its length by its path.
+connection, no mount, no namespace, no tracing, no slowing down of others, no memory or file that no limit counts, no
+change of who may use a file, of its times or flags, or of its length by its path.
 
 It holds with or without namespaces, and nothing that runs under it can take it off.
 """
@@ -11,20 +11,32 @@ import ctypes
 import errno
 import platform
 import struct
+from collections.abc import Collection
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+REFUSE, NO_TERMINAL = FAIL | errno.EPERM, FAIL | errno.ENOTTY
 CLONE_THREAD = 0x00010000
 # Numbers of calls from here on belong to another interface of the same x86 kernel.
 X32 = 0x40000000
+# Where the lower half of an argument lies.
+FIRST, SECOND = 16, 24
 
 # The kernel's name of each architecture.
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Calls that are allowed with some arguments only.
 CLONE, FCNTL, PRLIMIT = {"x86_64": 56, "aarch64": 220}, {"x86_64": 72, "aarch64": 25}, {"x86_64": 302, "aarch64": 261}
+IOCTL, SOCKETPAIR = {"x86_64": 16, "aarch64": 29}, {"x86_64": 53, "aarch64": 199}
 CLONE3 = 435
-# What `fcntl` must not do: have a file signal another process.
-SET_OWNER, SET_SIGNAL, SET_OWNER_EX = 8, 10, 15
+# What `fcntl` must not do: have a file signal another process, make others wait for it, watch a folder, or hold more
+# in a pipe.
+FILE_COMMANDS = {"SETOWN": 8, "SETSIG": 10, "SETOWN_EX": 15, "SETLEASE": 1024, "NOTIFY": 1026, "SETPIPE_SZ": 1031}
+# All that `ioctl` may do: ask about a terminal, count what can be read, and set how a descriptor waits and is passed
+# on. Others change files that were opened for reading alone.
+DEVICE_COMMANDS = {"TCGETS": 0x5401, "TIOCGWINSZ": 0x5413, "FIONREAD": 0x541B, "FIONBIO": 0x5421, "FIONCLEX": 0x5450,
+                   "FIOCLEX": 0x5451}  # fmt: skip
+# The one kind of pair of sockets that sends to no other address.
+STREAM, KIND_OF_SOCKET = 1, 0xF
 
 # Calls that are refused, with their numbers on x86_64 and on aarch64, which lacks some.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
@@ -34,7 +46,10 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "pidfd_getfd": (438, 438), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "kcmp": (312, 272), "process_madvise": (440, 440), "process_mrelease": (448, 448),
     "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242), "bind": (49, 200),
-    "listen": (50, 201),
+    "listen": (50, 201), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27),
+    "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "syslog": (103, 116),
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
@@ -49,15 +64,16 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
     "migrate_pages": (256, 238), "move_pages": (279, 239),
 }  # fmt: skip
-# Calls that change who may use a file, or its times. They seem to succeed and do nothing: libraries make them when they
-# copy files of their own, and no rule on paths keeps a program from making them on files of others.
+# Calls that change who may use a file, or its times, lock it, or write out what others wrote. They seem to succeed and
+# do nothing: libraries make them for files of their own, and no rule on paths keeps a program from making them on files
+# of others.
 WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
     "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
     "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
-    "file_setattr": (469, 469),
+    "file_setattr": (469, 469), "flock": (73, 32), "sync": (162, 81), "syncfs": (306, 267),
 }  # fmt: skip
 
 
@@ -88,24 +104,34 @@ def numbers(calls: dict[str, tuple[int | None, int | None]], machine: str) -> li
 
 def program(machine: str) -> bytes:
     """The filter in the kernel's own small language (classic BPF)."""
-    refuse = FAIL | errno.EPERM
     lines = [
         _load(4), _jump(AUDIT[machine], 1, 0), _give(KILL),
-        _load(0), _jump_from(X32, 0, 1), _give(refuse),
+        _load(0), _jump_from(X32, 0, 1), _give(REFUSE),
         # The arguments of clone3 cannot be read here; glibc falls back to clone.
         _jump(CLONE3, 0, 1), _give(FAIL | errno.ENOSYS),
     ]  # fmt: skip
     for number in numbers(REFUSED, machine):
-        lines += [_jump(number, 0, 1), _give(refuse)]
+        lines += [_jump(number, 0, 1), _give(REFUSE)]
     for number in numbers(WITHOUT_EFFECT, machine):
         lines += [_jump(number, 0, 1), _give(FAIL)]
     # Limits of this process only, which is number 0.
-    lines += [_jump(PRLIMIT[machine], 0, 4), _load(16), _jump(0, 0, 1), _give(ALLOW), _give(refuse)]
-    lines += [_jump(FCNTL[machine], 0, 6), _load(24), _jump(SET_OWNER, 2, 0), _jump(SET_SIGNAL, 1, 0)]
-    lines += [_jump(SET_OWNER_EX, 0, 1), _give(refuse), _give(ALLOW)]
+    lines += _by_argument(PRLIMIT[machine], FIRST, [0], ALLOW, REFUSE)
+    lines += _by_argument(FCNTL[machine], SECOND, FILE_COMMANDS.values(), REFUSE, ALLOW)
+    lines += _by_argument(IOCTL[machine], SECOND, DEVICE_COMMANDS.values(), ALLOW, NO_TERMINAL)
+    lines += _by_argument(SOCKETPAIR[machine], SECOND, [STREAM], ALLOW, REFUSE, bits=KIND_OF_SOCKET)
     # Threads are allowed, processes are not.
-    lines += [_jump(CLONE[machine], 0, 3), _load(16), _jump_if_set(CLONE_THREAD, 1, 0), _give(refuse), _give(ALLOW)]
+    lines += [_jump(CLONE[machine], 0, 3), _load(FIRST), _jump_if_set(CLONE_THREAD, 1, 0), _give(REFUSE), _give(ALLOW)]
     return b"".join(lines)
+
+
+def _by_argument(
+    number: int, place: int, values: Collection[int], known: int, other: int, bits: int | None = None
+) -> list[bytes]:
+    """What a call gets by one of its arguments, or by some bits of it."""
+    lines = [_load(place)] + ([_line(0x54, 0, 0, bits)] if bits is not None else [])
+    lines += [_jump(value, len(values) - index, 0) for index, value in enumerate(values)]
+    lines += [_give(other), _give(known)]
+    return [_jump(number, 0, len(lines)), *lines]
 
 
 def _line(code: int, yes: int, no: int, value: int) -> bytes:

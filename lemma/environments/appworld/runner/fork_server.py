@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -77,6 +76,7 @@ def keep(connection: socket.socket, life: int, settings: dict[str, Any]) -> None
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
+        proc = os.open("/proc", os.O_RDONLY)
         connection.settimeout(30)
         message = frames.receive(connection)
         connection.settimeout(None)
@@ -90,27 +90,17 @@ def keep(connection: socket.socket, life: int, settings: dict[str, Any]) -> None
         child = os.fork()
         if child == 0:
             os.close(child_held)
+            os.close(proc)
             confinement.die_with_parent(child_life)
             serve(connection, message, settings, view, folder)
         os.close(child_life)
-        watch(connection, life, child)
+        ends = [(connection.fileno(), select.POLLRDHUP), (life, select.POLLHUP)]
+        confinement.await_end(child, ends, proc, folder, view)
     except BaseException as error:  # noqa: BLE001  (the other side is told why, and this process ends)
         fail(connection, error)
     if folder:
-        shutil.rmtree(folder, ignore_errors=True)
+        confinement.remove(folder)
     os._exit(0)
-
-
-def watch(connection: socket.socket, life: int, child: int) -> None:
-    """Wait for the end of the world, of the other side or of the server, whichever comes first; end the world."""
-    ended = os.pidfd_open(child)
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.register(life, select.POLLHUP)
-    poll.register(ended, select.POLLIN)
-    poll.poll()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
 
 
 def serve(
@@ -124,7 +114,9 @@ def serve(
         confinement.set_limits(
             confinement.Limits(**settings["limits"]), settings["mapped"], own_users=settings["sandbox"] == "namespaces"
         )
-        syscall_filter.install()
+        missing = syscall_filter.install()
+        if missing and settings["sandbox"] in ("namespaces", "landlock"):
+            raise OSError(missing)
         if message["call"] == "judge":
             world_child.judge(connection, message)
         else:
@@ -150,6 +142,7 @@ def confined(settings: dict[str, Any], view: confinement.View, folder: str) -> s
     os.chdir(folder)
     if settings["sandbox"] == "landlock":
         confinement.landlock([path for path, _ in view.read], folder)
+        confinement.drop_powers()
     return folder
 
 
