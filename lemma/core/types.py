@@ -19,6 +19,10 @@ Finish = Literal["stop", "length", "cancelled", "given"]
 # The unit that an objective needs as a whole, and so what is never split over packs.
 Scope = Literal["token", "sequence", "pair", "batch"]
 
+# What a model gives for each trained token: its log-probability, the entropy and the log of the sum of squares of the
+# probabilities that it is drawn from; a critic's value; the hidden state.
+Output = Literal["logprobs", "entropy", "collisions", "values", "hidden"]
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -121,15 +125,45 @@ class Outcome:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenField:
+    """What a token field means; it holds one number for each token or, with a `width`, so many."""
+
+    meaning: str
+    width: int | None = None
+
+
+TOKEN_FIELDS = {
+    "advantage": TokenField("how much better the token is than what was expected"),
+    "behaviour": TokenField("its log-probability under the engine that sampled it"),
+    "kept": TokenField("the log of the probability mass that the sampling kept"),
+    "old": TokenField("its log-probability before the first update on it"),
+    "reference": TokenField("its log-probability under the reference model"),
+    "collision": TokenField("the log of the sum of squared probabilities where it is drawn"),
+    "off": TokenField("1 where a teacher chose it"),
+    "target_prob": TokenField("its probability under that teacher"),
+    "turn": TokenField("the number of its turn"),
+    "paid": TokenField("the reward of a turn, on its last token"),
+    "value": TokenField("the critic's value before the first update on it"),
+    "return": TokenField("what that value should have been"),
+    "response": TokenField("1 in the response of a preference"),
+    "nll": TokenField("1 where its negative log-likelihood counts as well"),
+}
+"""The token fields that are known by name. An algorithm that adds others may declare them here, and must if they have a
+width; undeclared ones hold one number for each token."""
+
+
 @dataclass(slots=True)
 class Trajectory:
     """A sequence of token ids and how it was made.
 
     `chosen_T` is the loss mask: the tokens that the policy (or a teacher) chose, never the first one, which nothing
-    predicts. `token_fields` (one number per token) and `fields` (one per trajectory) hold what an objective needs. If
-    the objective's scope is `pair`, trajectories of the same `unit` are never split over micro-batches. Trajectories
-    of a unit with the same `episode` number are one attempt whose history was rewritten on the way: they count once.
-    None: an attempt by itself. `attempt` is the number of the draw and of the sample that it was sampled for.
+    predicts. `token_fields` (see `TOKEN_FIELDS`) and `fields` (one number) hold what an objective needs, and
+    `model_inputs` what the model reads besides ids, such as images: arrays whose rows a pack puts one after the other,
+    in the order of its sequences. If the objective's scope is `pair`, trajectories of the same `unit` are never split
+    over micro-batches. Trajectories of a unit with the same `episode` number are one attempt whose history was
+    rewritten on the way: they count once. None: an attempt by itself. `attempt` is the number of the draw and of the
+    sample that it was sampled for.
     """
 
     ids_T: np.ndarray
@@ -145,6 +179,7 @@ class Trajectory:
     policy_version: int = 0
     token_fields: dict[str, np.ndarray] = field(default_factory=dict)
     fields: dict[str, float] = field(default_factory=dict)
+    model_inputs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert len(self.ids_T) == len(self.chosen_T) > 0, "ids and mask must have the same length"
@@ -160,13 +195,19 @@ class Trajectory:
     def read(self, name: str) -> np.ndarray:
         """A token field at the trained tokens; 0 where it is absent."""
         if name not in self.token_fields:
-            return np.zeros(self.trained_tokens)
+            return np.zeros((self.trained_tokens, *width_of(name)))
         return np.asarray(self.token_fields[name], dtype=np.float64)[self.chosen_T]
 
     def write(self, name: str, numbers: np.ndarray) -> None:
         """Set a token field at the trained tokens, from a row that may be longer; 0 elsewhere."""
-        self.token_fields[name] = np.zeros(len(self))
+        self.token_fields[name] = np.zeros((len(self), *width_of(name)))
         self.token_fields[name][self.chosen_T] = numbers[: self.trained_tokens]
+
+
+def width_of(name: str) -> tuple[int, ...]:
+    """The shape that a token field has at each token."""
+    width = TOKEN_FIELDS[name].width if name in TOKEN_FIELDS else None
+    return () if width is None else (width,)
 
 
 def write_tokens(name: str, trajectories: Sequence[Trajectory], rows: Sequence[np.ndarray]) -> None:

@@ -38,5 +38,5 @@ def check_speaks(policy: Policy) -> None:
     ids = np.arange(PROBED_TOKENS, dtype=np.int64) % len(policy.head.weight)
     batch = TokenBatch.build([Trajectory(ids, np.arange(len(ids)) > 0)], [0], policy.device)
     policy.module.eval()
-    if not are_finite([policy.logprobs(batch)[0]]):
+    if not are_finite([policy.logprobs(batch)]):
         raise Diverged("the log-probabilities of the model are not finite")

@@ -19,7 +19,7 @@ import torch
 from lemma.core.errors import UserError
 from lemma.core.random import key
 from lemma.core.ranks import gather_over_ranks, own_slots
-from lemma.core.types import Scope, Trajectory
+from lemma.core.types import Output, Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split, learning_rate
@@ -31,10 +31,10 @@ from lemma.models.critic import Critic
 from lemma.models.dropouts import dropouts
 from lemma.models.flash_attention import agree_on_flash
 from lemma.models.packing import TokenBatch, plan_packs
-from lemma.models.policy import Policy
+from lemma.models.policy import PackModel
 from lemma.models.sharing import can_share, shared_size, spread_cost
 from lemma.models.update_flops import flops_per_row
-from lemma.objectives.objective import Objective, Terms, Totals
+from lemma.objectives.objective import LossInputs, Objective, Totals
 
 T = TypeVar("T")
 # Trajectories that were computed, and those of the pack that ran out of memory.
@@ -65,7 +65,7 @@ class Learner:
 
     def __init__(
         self,
-        policy: Policy | Critic,
+        policy: PackModel,
         optim: OptimOptions,
         *,
         token_budget: int,
@@ -99,19 +99,20 @@ class Learner:
     # --- scoring -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def score(self, trajectories: Sequence[Trajectory], policy: Policy | None = None) -> list[np.ndarray]:
-        """Log-probability of each trained token of each trajectory, without gradient and without dropout.
+    def score(
+        self, trajectories: Sequence[Trajectory], model: PackModel | None = None, *, output: Output = "logprobs"
+    ) -> list[np.ndarray]:
+        """An output for each trained token of each trajectory, without gradient and without dropout.
 
-        `policy` is another one to ask, such as a reference, on the same device.
+        `model` is another one to ask, such as a reference, on the same device.
         """
-        asked = policy or self.policy
+        asked = model or self.policy
         asked.module.eval()
         scores = TokenScores()
 
         def work(batch: TokenBatch) -> None:
             if batch.trained_tokens:
-                logprobs, _ = asked.logprobs(batch, temperature=self.temperature)
-                scores.add(batch, logprobs)
+                scores.add(batch, asked.outputs(batch, (output,), temperature=self.temperature)[output])
 
         self._without_gradient(trajectories, "token", work, asked)
         return scores.by_trajectory(len(trajectories))
@@ -136,7 +137,7 @@ class Learner:
         trajectories: Sequence[Trajectory],
         scope: Scope,
         work: Callable[[TokenBatch], T],
-        asked: Policy | Critic | None = None,
+        asked: PackModel | None = None,
     ) -> dict[int, T]:
         """What `work` says of each of this rank's packs; those of all ranks hold every trajectory once. Where memory
         runs out on any rank, all go on with smaller packs."""
@@ -296,9 +297,8 @@ class Learner:
             batch = self._batch(work, number)
             with torch.no_grad(), self._blocks:
                 terms = self._terms(batch, work.objective, work.totals)
-            terms.logprobs_N.requires_grad_(True)
-            if terms.entropy_N is not None:
-                terms.entropy_N.requires_grad_(True)
+            for output in terms.outputs.values():
+                output.requires_grad_(True)
             work.leaves[number] = terms
 
     def _batch(self, work: _Work, number: int) -> TokenBatch:
@@ -311,23 +311,24 @@ class Learner:
     def _built(self, trajectories: Sequence[Trajectory], pack: Sequence[int]) -> TokenBatch:
         return TokenBatch.build(trajectories, pack, self.policy.device, self._exact, self.shares is not None)
 
-    def _terms(self, batch: TokenBatch, objective: Objective, totals: Totals) -> Terms:
+    def _terms(self, batch: TokenBatch, objective: Objective, totals: Totals) -> LossInputs:
         if batch.trained_tokens:
-            logprobs, entropy = self.policy.logprobs(
-                batch, temperature=self.temperature, entropy=objective.needs_entropy
-            )
+            outputs = self.policy.outputs(batch, objective.outputs, temperature=self.temperature)
         else:  # nothing to predict, but the sequences count
-            logprobs = torch.zeros(0, dtype=self._exact, device=self.policy.device, requires_grad=True)
-            entropy = torch.zeros_like(logprobs) if objective.needs_entropy else None
-        return Terms(
-            logprobs_N=logprobs,
-            entropy_N=entropy,
+            outputs = {name: self._nothing(name) for name in objective.outputs}
+        return LossInputs(
+            outputs=outputs,
             sequence_N=batch.sequence_N,
             unit_B=batch.unit_B,
             totals=totals,
             tokens=batch.token_fields,
             fields=batch.fields,
         )
+
+    def _nothing(self, name: Output) -> torch.Tensor:
+        """An output of no tokens."""
+        shape = (0, self.policy.head.weight.shape[1]) if name == "hidden" else (0,)
+        return torch.zeros(shape, dtype=self._exact, device=self.policy.device, requires_grad=True)
 
     @property
     def _exact(self) -> torch.dtype:
@@ -393,7 +394,7 @@ class _Work:
     objective: Objective
     totals: Totals
     summed: Sums
-    leaves: dict[int, Terms] = field(default_factory=dict)
+    leaves: dict[int, LossInputs] = field(default_factory=dict)
     tried: list[int] = field(default_factory=list)
     flops: float = 0.0
     scores: TokenScores | None = None

@@ -17,9 +17,8 @@ from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, in_step, rank, slots, slots_of, together, world_size
 from lemma.core.types import Scope, Trajectory
 from lemma.learning.parameter_pieces import deal
-from lemma.models.critic import Critic
 from lemma.models.packing import TokenBatch
-from lemma.models.policy import Policy
+from lemma.models.policy import PackModel
 from lemma.objectives.objective import Loss
 
 T = TypeVar("T")
@@ -34,7 +33,7 @@ def deal_packs(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory
 def by_all_ranks(
     work: Callable[[], T],
     place: str,
-    policy: Policy | Critic,
+    policy: PackModel,
     packs: Sequence[Sequence[int]],
     trajectories: Sequence[Trajectory],
     *,
@@ -60,7 +59,7 @@ def by_all_ranks(
     return gather_over_ranks(mine, place)
 
 
-def first_pass(policy: Policy | Critic) -> None:
+def first_pass(policy: PackModel) -> None:
     """Where weights are split, try every kernel on this device: a probe has seen the model in host memory only."""
     if policy.is_split:
         policy.module.eval()
@@ -77,14 +76,14 @@ def _passes_of_ranks(packs: Sequence[Sequence[int]], trajectories: Sequence[Traj
     return [sum(counts[slot] for slot in slots_of(other)) for other in range(world_size())]
 
 
-def _pass_empty(policy: Policy | Critic, learns: bool) -> None:
+def _pass_empty(policy: PackModel, learns: bool) -> None:
     """A pass over two tokens whose gradient is zero."""
     nothing = Trajectory(np.zeros(2, dtype=np.int64), np.array([False, True]))
     batch = TokenBatch.build([nothing], [0], policy.device)
     with torch.set_grad_enabled(learns):
-        values, _ = policy.logprobs(batch)
+        (output,) = policy.outputs(batch, policy.gives[:1]).values()
         if learns:
-            (values.sum() * 0.0).backward()
+            (output.sum() * 0.0).backward()
 
 
 def is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:

@@ -14,11 +14,10 @@ from lemma.learning.optimiser import LossScaler, Optimiser, Split, are_finite
 from lemma.learning.parameter_pieces import ParameterPiece
 from lemma.learning.saved_slices import SavedSlices
 from lemma.learning.weight_split import split_weights
-from lemma.models.critic import Critic
-from lemma.models.policy import Policy
+from lemma.models.policy import PackModel
 
 
-def make_optimiser(policy: Policy | Critic, options: OptimOptions, shard: Split) -> Optimiser:
+def make_optimiser(policy: PackModel, options: OptimOptions, shard: Split) -> Optimiser:
     """The optimiser of a model; with `weights`, its weights are split from here on, if they are not yet."""
     if shard != "weights" or world_size() == 1:
         return Optimiser(policy.parameters(), options, "none" if shard == "weights" else shard)

@@ -17,7 +17,7 @@ from torch import nn
 from lemma.core.errors import UserError
 from lemma.core.ranks import carrier, in_step, is_leader
 from lemma.models.critic import Critic
-from lemma.models.policy import Policy
+from lemma.models.policy import PackModel, Policy
 
 T = TypeVar("T")
 HALF = (torch.bfloat16, torch.float16)
@@ -34,7 +34,7 @@ class Whole(nn.Module):
         return compute()
 
 
-def split_weights(policy: Policy | Critic, device: torch.device | None = None) -> None:
+def split_weights(policy: PackModel, device: torch.device | None = None) -> None:
     """Leave each rank its rows of every weight, on `device`. One block after the other is moved there and cut, so the
     device never holds the whole model. A model that is split already stays as it is."""
     if policy.is_split:

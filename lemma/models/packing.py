@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from lemma.core.types import Scope, Trajectory
+from lemma.core.types import Scope, Trajectory, width_of
 from lemma.models.sharing import Sharing, families, family_size, rows_of, shared_size, split_family
 
 # Sequences whose lengths differ by at most this factor share one padded attention call on the CPU.
@@ -85,7 +85,7 @@ class TokenBatch:
 
     `targets_N` are positions in the pack, and `sources_N` those of the tokens before them; `sequence_N` says which
     sequence a target belongs to, `unit_B` which unit a sequence belongs to, and `index_B` where it stood in the list of
-    trajectories.
+    trajectories. `model_inputs` are passed to the model as they are.
     """
 
     ids_T: torch.Tensor
@@ -98,6 +98,7 @@ class TokenBatch:
     index_B: tuple[int, ...]
     token_fields: dict[str, torch.Tensor]
     fields: dict[str, torch.Tensor]
+    model_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -146,12 +147,29 @@ class TokenBatch:
             sequence_N=put(sequence_K[targets]),
             unit_B=put(np.array([t.unit for t in chosen])),
             index_B=tuple(indices),
-            token_fields={
-                name: put(np.concatenate([t.token_fields[name] for t in chosen])[targets], dtype)
-                for name in chosen[0].token_fields
-            },
+            token_fields={name: put(_token_field(name, chosen)[targets], dtype) for name in chosen[0].token_fields},
             fields={name: put(np.array([t.fields[name] for t in chosen]), dtype) for name in chosen[0].fields},
+            model_inputs={
+                name: to_device(torch.from_numpy(np.concatenate(parts)), device)
+                for name, parts in _model_inputs(chosen).items()
+            },
         )
+
+
+def _token_field(name: str, chosen: Sequence[Trajectory]) -> np.ndarray:
+    """A token field of all tokens of these, one after the other."""
+    whole = np.concatenate([t.token_fields[name] for t in chosen])
+    assert whole.shape[1:] == width_of(name), f"the token field {name} is declared as {width_of(name) or 'a number'}"
+    return whole
+
+
+def _model_inputs(chosen: Sequence[Trajectory]) -> dict[str, list[np.ndarray]]:
+    """What these bring for the model besides ids, by name."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for trajectory in chosen:
+        for name, rows in trajectory.model_inputs.items():
+            parts.setdefault(name, []).append(rows)
+    return parts
 
 
 def plan_packs(

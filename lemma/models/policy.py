@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from lemma.core.errors import UserError
 from lemma.core.files import use_umask
+from lemma.core.types import Output
 from lemma.models import probe as probing
 from lemma.models.checkpointed_layers import GradientCheckpointingLayer
 from lemma.models.families import LogitMap, logit_map, unknown_layers
-from lemma.models.gathering import GatheredModel
 from lemma.models.logprobs import token_logprobs
 from lemma.models.merging import merged_state
 from lemma.models.packing import Segments, TokenBatch
@@ -34,11 +34,89 @@ def _rotations(parameters: Any) -> set[str]:
     return {str(parameters.get("rope_type"))}.union(*nested)
 
 
-class Policy(GatheredModel):
+class PackModel:
+    """What policies and critics share: a body and a head that compute outputs of packs. Weights are whole, unless
+    `use_split` says what brings them together for a computation."""
+
+    module: nn.Module
+    backbone: nn.Module
+    head: nn.Module
+    gives: ClassVar[tuple[Output, ...]]
+    """The outputs that it has; the first is what it is for."""
+
+    _gather: Callable[[Callable[[], Any]], Any] | None = None
+    # What it computes in, where the weights themselves are wider.
+    _precision: torch.dtype | None = None
+    # A mask that is ready made is passed through untouched: the pack's borders take its place.
+    _no_mask: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What hidden states are in."""
+        raise NotImplementedError
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name, in a fixed order."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ranks hold parts of the weights; then all of them compute at the same time."""
+        return self._gather is not None
+
+    def use_split(
+        self, gather: Callable[[Callable[[], Any]], Any], precision: torch.dtype, device: torch.device
+    ) -> None:
+        """From now on the weights are split; `gather` brings them together for a computation."""
+        self._gather, self._precision, self._no_mask = gather, precision, self._no_mask.to(device)
+
+    def outputs(
+        self, batch: TokenBatch, names: Collection[Output], *, temperature: float = 1.0
+    ) -> dict[Output, torch.Tensor]:
+        """The named outputs of the trained tokens of a pack, (N,) or (N, H): what the model makes of all that comes
+        before each."""
+        missing = [name for name in names if name not in self.gives]
+        assert not missing, f"{type(self).__name__} has no {', '.join(missing)}"
+        compute = partial(self._outputs, batch, names, temperature)
+        return compute() if self._gather is None else self._gather(compute)
+
+    def _outputs(self, batch: TokenBatch, names: Collection[Output], temperature: float) -> dict[Output, torch.Tensor]:
+        raise NotImplementedError
+
+    def hidden(
+        self, ids_T: torch.Tensor, positions_T: torch.Tensor, segments: Segments, **inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states (T, H) after the last norm; attention stays within each segment. `inputs` are further ones of
+        the model."""
+        return self._states(ids_T, positions_T, segments=segments, **inputs).squeeze(0)
+
+    def _of_targets(self, batch: TokenBatch) -> torch.Tensor:
+        """Hidden states (N, H) before each trained token."""
+        hidden_TH = self.hidden(batch.ids_T, batch.positions_T, batch.segments, **batch.model_inputs)
+        return hidden_TH[batch.sources_N]
+
+    def _states(self, ids_T: torch.Tensor, positions_T: torch.Tensor, **more: Any) -> torch.Tensor:
+        output = self.backbone(
+            input_ids=ids_T[None],
+            position_ids=positions_T[None],
+            attention_mask=self._no_mask,
+            use_cache=False,
+            **more,
+        )
+        return output.last_hidden_state
+
+
+class Policy(PackModel):
     """A causal language model with its tokenizer; `module` is what peft or transformers made.
 
     `load_base` loads the base model again, on the host and not quantised.
     """
+
+    gives = ("logprobs", "entropy", "collisions", "hidden")
 
     def __init__(self, module: nn.Module, tokenizer: Any, load_base: Callable[[], Any] | None = None):
         self.module = module
@@ -58,10 +136,6 @@ class Policy(GatheredModel):
         """The adapter's own model class; only where there is an adapter."""
         assert self.is_adapter
         return self.module
-
-    @property
-    def device(self) -> torch.device:
-        return self.head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -104,41 +178,33 @@ class Policy(GatheredModel):
     def _recomputable(self) -> list[Any]:
         return [module for module in self.backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that are trained, by name, in a fixed order."""
-        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-
-    def hidden(self, ids_T: torch.Tensor, positions_T: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """Hidden states (T, H) after the last norm; attention stays within each segment."""
-        return self._states(ids_T, positions_T, segments=segments).squeeze(0)
-
     def hidden_cached(self, ids_T: torch.Tensor, positions_T: torch.Tensor, cached: Any) -> torch.Tensor:
         """Hidden states (T, H) of new tokens that attend through an engine's cache (see `lemma.models.attention`)."""
         return self._states(ids_T, positions_T, cached=cached)[0]
 
-    def _states(self, ids_T: torch.Tensor, positions_T: torch.Tensor, **attention: Any) -> torch.Tensor:
-        output = self.backbone(
-            input_ids=ids_T[None],
-            position_ids=positions_T[None],
-            attention_mask=self._no_mask,
-            use_cache=False,
-            **attention,
-        )
-        return output.last_hidden_state
+    def _outputs(self, batch: TokenBatch, names: Collection[Output], temperature: float) -> dict[Output, torch.Tensor]:
+        hidden_NH, targets_N = self._of_targets(batch), batch.ids_T[batch.targets_N]
+        found: dict[Output, torch.Tensor] = {"hidden": hidden_NH} if "hidden" in names else {}
+        if "logprobs" in names or "entropy" in names:
+            logprobs_N, entropy_N = self.score(
+                hidden_NH, targets_N, temperature=temperature, entropy="entropy" in names
+            )
+            found["logprobs"] = logprobs_N
+            if entropy_N is not None:
+                found["entropy"] = entropy_N
+        if "collisions" in names:
+            found["collisions"] = self._collisions(hidden_NH, targets_N, temperature)
+        return found
 
-    def logprobs(
-        self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probability (N,) of each trained token of a pack given what comes before it, and the entropy if asked."""
-        return self._computed(partial(self._logprobs, batch, temperature, entropy))
+    def _collisions(self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, temperature: float) -> torch.Tensor:
+        """The log of the sum of squared probabilities. With z the logits, log sum p^2 = lse(2z) - 2 lse(z), which is
+        2 log p(token) at temperature 1 minus log p(token) at temperature 1/2, whatever the token."""
+        plain, sharp = (self.score(hidden_NH, targets_N, temperature=t * temperature)[0] for t in (1.0, 0.5))
+        return 2 * plain - sharp
 
-    def _logprobs(
-        self, batch: TokenBatch, temperature: float, entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hidden_TH = self.hidden(batch.ids_T, batch.positions_T, batch.segments)
-        return self.score(
-            hidden_TH[batch.sources_N], batch.ids_T[batch.targets_N], temperature=temperature, entropy=entropy
-        )
+    def logprobs(self, batch: TokenBatch, *, temperature: float = 1.0) -> torch.Tensor:
+        """Log-probability (N,) of each trained token of a pack given what comes before it."""
+        return self.outputs(batch, ["logprobs"], temperature=temperature)["logprobs"]
 
     def score(
         self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, *, temperature: float = 1.0, entropy: bool = False

@@ -51,9 +51,13 @@ def prompt_length(trajectory: Trajectory) -> int:
 
 
 def families(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> list[list[int]]:
-    """The trajectories that begin with the same prompt, in the order in which the first of each family came."""
+    """The trajectories that begin with the same prompt, in the order in which the first of each family came. One that
+    brings more than ids shares nothing."""
     by_prompt: dict[Any, list[int]] = {}
     for index in indices:
+        if trajectories[index].model_inputs:
+            by_prompt[index] = [index]
+            continue
         length = prompt_length(trajectories[index])
         prompt = np.ascontiguousarray(trajectories[index].ids_T[:length]).tobytes()
         by_prompt.setdefault((length, prompt) if length >= SHORTEST else index, []).append(index)

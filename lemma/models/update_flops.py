@@ -9,14 +9,13 @@ from torch import nn
 from lemma.models.gpus import GPUS
 
 if TYPE_CHECKING:
-    from lemma.models.critic import Critic
-    from lemma.models.policy import Policy
+    from lemma.models.policy import PackModel
 
 # Dense bf16 matrix rate in FLOP/s, by a part of the device's name.
 MATRIX_RATES = {gpu.device: gpu.matrix_rate for gpu in GPUS.values()}
 
 
-def flops_per_row(model: Policy | Critic) -> tuple[int, int]:
+def flops_per_row(model: PackModel) -> tuple[int, int]:
     """The arithmetic of an update on one row of a pack, in the body and in the head, which scores only some of the
     rows: 2 FLOP for each weight of a linear layer in the forward pass, as many for the gradient of what it reads and,
     where it is trained, as many for its own. Attention scores do not count, and neither does recomputation."""

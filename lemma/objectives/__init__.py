@@ -2,17 +2,17 @@
 
 from lemma.objectives.likelihood import NegativeLogLikelihood
 from lemma.objectives.mixed import MixedPolicyLoss
-from lemma.objectives.objective import Loss, Objective, Terms, Totals
+from lemma.objectives.objective import Loss, LossInputs, Objective, Totals
 from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.value import ClippedValueLoss
 
 __all__ = [
     "ClippedValueLoss",
     "Loss",
+    "LossInputs",
     "MixedPolicyLoss",
     "NegativeLogLikelihood",
     "Objective",
     "PolicyLoss",
-    "Terms",
     "Totals",
 ]

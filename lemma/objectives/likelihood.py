@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Normalise, Ratio, Terms, divisors
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs, Normalise, Ratio, divisors
 from lemma.objectives.policy_loss import mismatch
 
 
@@ -19,13 +19,13 @@ class NegativeLogLikelihood:
     normalise: Normalise = "token"
     constant: float = 1.0
     name: str = "nll"
-    needs_entropy: bool = False
+    outputs: tuple[Output, ...] = ("logprobs",)
 
     @property
     def scope(self) -> Scope:
         return "sequence" if self.normalise == "sequence" else "token"
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         sums_B = -terms.per_sequence(terms.logprobs_N)
         of_sequence_B, of_all = divisors(terms, self.normalise, self.constant)
         value = (sums_B if of_sequence_B is None else sums_B / of_sequence_B).sum() / of_all

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Normalise, Ratio, Terms, token_weights
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs, Normalise, Ratio, token_weights
 from lemma.objectives.policy_loss import LARGEST_LOG_RATIO, KlTerm, MismatchWeight, Surrogate, Unclipped, mismatch
 from lemma.objectives.shaping import Shaping
 
@@ -66,10 +66,10 @@ class MixedPolicyLoss:
         return "sequence" if self.sft is not None or self.normalise == "sequence" else "token"
 
     @property
-    def needs_entropy(self) -> bool:
-        return self.entropy != 0.0
+    def outputs(self) -> tuple[Output, ...]:
+        return ("logprobs", "entropy") if self.entropy else ("logprobs",)
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         tokens = _Tokens.of(terms, teaches_sft=self.sft is not None)
         losses = self._token_losses(terms, tokens)
         kept_N = 1 - tokens.sft_N
@@ -86,13 +86,13 @@ class MixedPolicyLoss:
 
     # --- tokens ------------------------------------------------------------------------------------------------
 
-    def _token_losses(self, terms: Terms, tokens: _Tokens) -> _TokenLosses:
+    def _token_losses(self, terms: LossInputs, tokens: _Tokens) -> _TokenLosses:
         on_N, clipped_N = self._on_policy(terms, tokens)
         ratio_N, raw_N = self._off_policy(tokens)
         loss_N = tokens.off_N * (-tokens.advantage_N * ratio_N) + (1 - tokens.off_N) * on_N
         return _TokenLosses(loss_N, clipped_N, ratio_N.detach(), raw_N.detach())
 
-    def _on_policy(self, terms: Terms, tokens: _Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def _on_policy(self, terms: LossInputs, tokens: _Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of each token as if the policy had sampled it, and 1 where it is clipped."""
         old_N = tokens.old_N
         if self.compat is None:  # must not overflow even where the result is not used
@@ -118,7 +118,7 @@ class MixedPolicyLoss:
 
     # --- sums --------------------------------------------------------------------------------------------------
 
-    def _reduce(self, terms: Terms, losses_N: torch.Tensor, counted_N: torch.Tensor) -> torch.Tensor:
+    def _reduce(self, terms: LossInputs, losses_N: torch.Tensor, counted_N: torch.Tensor) -> torch.Tensor:
         if self.compat is None:
             return (losses_N * token_weights(terms, self.normalise, self.constant)).sum()
         if self.normalise == "constant":
@@ -126,23 +126,22 @@ class MixedPolicyLoss:
         # A pack in which no token counts has loss 0; without any token, which never happens, the original gives NaN.
         return losses_N.sum() / (counted_N.sum().clamp(min=1) if len(losses_N) else counted_N.sum())
 
-    def _supervised(self, terms: Terms, sft_N: torch.Tensor) -> torch.Tensor:
+    def _supervised(self, terms: LossInputs, sft_N: torch.Tensor) -> torch.Tensor:
         losses_N = -terms.logprobs_N * sft_N
         if self.compat is None:
             return self._reduce(terms, losses_N, sft_N)
         return losses_N.sum() / sft_N.sum().clamp(min=1)
 
-    def _mean(self, terms: Terms, values_N: torch.Tensor) -> torch.Tensor:
+    def _mean(self, terms: LossInputs, values_N: torch.Tensor) -> torch.Tensor:
         """Over all trained tokens of the step; in compat mode over those of the pack."""
         if self.compat is not None:
             return values_N.mean()
         return values_N.sum() / max(terms.totals.tokens, 1.0)
 
-    def _penalties(self, terms: Terms, tokens: _Tokens, metrics: dict[str, Ratio]) -> torch.Tensor:
+    def _penalties(self, terms: LossInputs, tokens: _Tokens, metrics: dict[str, Ratio]) -> torch.Tensor:
         """Entropy bonus, KL to the reference, and the distance from the old policy."""
         penalty = tokens.logprobs_N.new_zeros(())
         if self.entropy:
-            assert terms.entropy_N is not None
             weight: torch.Tensor | float = self.entropy
             if self.entropy_target is not None and len(terms.entropy_N):
                 weight = self.entropy * self.entropy_target / terms.entropy_N.detach().mean()
@@ -157,7 +156,7 @@ class MixedPolicyLoss:
             penalty = penalty + self.ratio_kl * ((tokens.old_N - tokens.logprobs_N) * share_N).sum().abs()
         return penalty
 
-    def _metrics(self, terms: Terms, tokens: _Tokens, losses: _TokenLosses) -> dict[str, Ratio]:
+    def _metrics(self, terms: LossInputs, tokens: _Tokens, losses: _TokenLosses) -> dict[str, Ratio]:
         off_N, current_N = tokens.off_N, tokens.logprobs_N.detach()
         mine_N = 1 - tokens.sft_N
         on_N = (1 - off_N) * mine_N
@@ -178,7 +177,7 @@ class MixedPolicyLoss:
             "off/share": (off_N.sum(), float(len(off_N))),
             "ratio/kl": mean(tokens.old_N - current_N, mine_N),
         }
-        if terms.entropy_N is not None:
+        if "entropy" in terms.outputs:
             metrics["entropy"] = (terms.entropy_N.detach().sum(), float(len(current_N)))
         if "old" in terms.tokens:
             metrics["ratio/mean"] = mean((current_N - tokens.old_N).clamp(max=LARGEST_LOG_RATIO).exp(), on_N)
@@ -218,7 +217,7 @@ class _Tokens:
     target_prob_N: torch.Tensor | None
 
     @classmethod
-    def of(cls, terms: Terms, *, teaches_sft: bool) -> _Tokens:
+    def of(cls, terms: LossInputs, *, teaches_sft: bool) -> _Tokens:
         logprobs_N = terms.logprobs_N
         off_N = terms.tokens.get("off", torch.zeros_like(logprobs_N))
         sft_N = torch.zeros_like(off_N)
@@ -234,7 +233,7 @@ class _Tokens:
         )
 
 
-def _maxima(terms: Terms, tokens: _Tokens) -> dict[str, torch.Tensor]:
+def _maxima(terms: LossInputs, tokens: _Tokens) -> dict[str, torch.Tensor]:
     """The largest ratio and mismatch of the policy's own tokens."""
     other_N = (1 - tokens.off_N) * (1 - tokens.sft_N) == 0
     maxima: dict[str, torch.Tensor] = {}

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import torch
 
 from lemma.core.ranks import gather_over_ranks
-from lemma.core.types import Scope, Trajectory
+from lemma.core.types import Output, Scope, Trajectory
 
 Normalise = Literal["token", "sequence", "constant"]
 """How the losses of tokens are averaged (`divisors`)."""
@@ -54,28 +54,45 @@ def count_said(trajectories: Sequence[Trajectory]) -> None:
 
 
 @dataclass(frozen=True)
-class Terms:
+class LossInputs:
     """What an objective sees of one pack (of the whole batch, if its scope is `batch`).
 
-    `sequence_N` maps tokens to sequences 0..B-1, `unit_B` sequences to units; `tokens` and `fields` are the numbers
-    that the algorithm attached to tokens and to sequences.
+    `outputs` are those of the model that it asked for; `sequence_N` maps tokens to sequences 0..B-1, `unit_B` sequences
+    to units; `tokens` and `fields` are the numbers that the algorithm attached to tokens and to sequences.
     """
 
-    logprobs_N: torch.Tensor
+    outputs: Mapping[Output, torch.Tensor]
     sequence_N: torch.Tensor
     unit_B: torch.Tensor
     totals: Totals
-    entropy_N: torch.Tensor | None = None
     tokens: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def logprobs_N(self) -> torch.Tensor:
+        return self.outputs["logprobs"]
+
+    @property
+    def entropy_N(self) -> torch.Tensor:
+        return self.outputs["entropy"]
+
+    @property
+    def values_N(self) -> torch.Tensor:
+        return self.outputs["values"]
 
     @property
     def sequences(self) -> int:
         return len(self.unit_B)
 
+    @property
+    def ones_N(self) -> torch.Tensor:
+        """1 for each trained token, in the precision of the outputs."""
+        output = next(iter(self.outputs.values()))
+        return torch.ones(len(self.sequence_N), dtype=output.dtype, device=output.device)
+
     def lengths_B(self) -> torch.Tensor:
         """Trained tokens of each sequence, at least 1 to avoid dividing by zero."""
-        return self.per_sequence(torch.ones_like(self.logprobs_N)).clamp(min=1)
+        return self.per_sequence(self.ones_N).clamp(min=1)
 
     def said_B(self) -> torch.Tensor:
         """Trained tokens of each sequence's whole episode, which has other sequences if history was rewritten."""
@@ -90,11 +107,11 @@ class Terms:
 
     def per_sequence(self, values_N: torch.Tensor) -> torch.Tensor:
         """Sum of a per-token quantity over each sequence."""
-        zeros = torch.zeros(self.sequences, dtype=values_N.dtype, device=values_N.device)
+        zeros = torch.zeros(self.sequences, *values_N.shape[1:], dtype=values_N.dtype, device=values_N.device)
         return zeros.index_add(0, self.sequence_N, values_N)
 
 
-def divisors(terms: Terms, normalise: Normalise, constant: float = 1.0) -> tuple[torch.Tensor | None, float]:
+def divisors(terms: LossInputs, normalise: Normalise, constant: float = 1.0) -> tuple[torch.Tensor | None, float]:
     """What the sum over each sequence (B,) is divided by, None where by nothing, and then the sum over all of them:
 
     - `token`: a mean over all trained tokens of the step;
@@ -107,13 +124,13 @@ def divisors(terms: Terms, normalise: Normalise, constant: float = 1.0) -> tuple
     return (terms.said_B(), sequences) if normalise == "sequence" else (None, constant * sequences)
 
 
-def token_weights(terms: Terms, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:
+def token_weights(terms: LossInputs, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:
     """The weight (N,) of each token such that a weighted sum over tokens is what `divisors` says."""
     of_sequence_B, of_all = divisors(terms, normalise, constant)
-    ones_N = torch.ones_like(terms.logprobs_N)
+    weight_N = terms.ones_N
     if of_sequence_B is not None:
-        ones_N = ones_N / of_sequence_B[terms.sequence_N]
-    return ones_N / of_all
+        weight_N = weight_N / of_sequence_B[terms.sequence_N]
+    return weight_N / of_all
 
 
 Ratio = tuple[torch.Tensor | float, torch.Tensor | float]
@@ -131,12 +148,13 @@ class Loss:
 
 class Objective(Protocol):
     """`scope` says what must stay together: a token needs nothing, a sequence its tokens, a pair its two sequences, a
-    batch everything (it is then evaluated once on all packs, and each pack is run twice)."""
+    batch everything (it is then evaluated once on all packs, and each pack is run twice). `outputs` are those of the
+    model that it reads."""
 
     @property
     def name(self) -> str: ...
     @property
     def scope(self) -> Scope: ...
     @property
-    def needs_entropy(self) -> bool: ...
-    def __call__(self, terms: Terms) -> Loss: ...
+    def outputs(self) -> tuple[Output, ...]: ...
+    def __call__(self, terms: LossInputs) -> Loss: ...

@@ -30,8 +30,8 @@ from typing import Literal, get_args
 
 import torch
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Normalise, Ratio, Terms, token_weights
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs, Normalise, Ratio, token_weights
 
 Level = Literal["token", "turn", "sequence", "trajectory"]
 KlKind = Literal["k1", "k2", "k3", "low_var_kl", "abs", "weighted", "kl", "mse", "kl1", "kl2", "kl3"]
@@ -74,10 +74,11 @@ class PolicyLoss:
         return "sequence" if whole or (self.mismatch and self.mismatch.level == "sequence") else "token"
 
     @property
-    def needs_entropy(self) -> bool:
-        return self.watch_entropy or self.entropy != 0.0 or self.top_entropy < 1.0
+    def outputs(self) -> tuple[Output, ...]:
+        reads_entropy = self.watch_entropy or self.entropy != 0.0 or self.top_entropy < 1.0
+        return ("logprobs", "entropy") if reads_entropy else ("logprobs",)
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         logprobs_N, advantage_N = terms.logprobs_N, terms.tokens["advantage"]
         old_N = terms.tokens.get("old", logprobs_N.detach())
         ratio_N = ratios(terms, old_N, self.level)
@@ -101,16 +102,14 @@ class PolicyLoss:
             value = value + self.kl.weight * (weight_N * kl_N).sum()
             metrics["kl"] = _mean(kl_N)
         if self.entropy != 0.0:
-            assert terms.entropy_N is not None
             bonus_N = terms.entropy_N if self.top_entropy == 1.0 or keep_N is None else terms.entropy_N * keep_N
             value = value - self.entropy * bonus_N.sum() / max(terms.totals.tokens, 1.0)
         return Loss(value, metrics | self._metrics(terms, ratio_N.detach(), old_N), _maxima(terms, ratio_N, old_N))
 
-    def _kept(self, terms: Terms, old_N: torch.Tensor) -> torch.Tensor | None:
+    def _kept(self, terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor | None:
         """1 where the policy term is kept; None if it is kept everywhere."""
         keep_N: torch.Tensor | None = None
         if self.top_entropy < 1.0 and len(terms.logprobs_N):
-            assert terms.entropy_N is not None
             entropy_N = terms.entropy_N.detach()
             keep_N = entropy_N >= quantile(entropy_N, 1.0 - self.top_entropy)
         if self.off_policy_limit is not None:
@@ -120,9 +119,9 @@ class PolicyLoss:
             keep_N = near_N if keep_N is None else keep_N & near_N
         return keep_N
 
-    def _metrics(self, terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, Ratio]:
+    def _metrics(self, terms: LossInputs, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, Ratio]:
         metrics: dict[str, Ratio] = {"surprisal": _mean(-terms.logprobs_N)}
-        if terms.entropy_N is not None:
+        if "entropy" in terms.outputs:
             metrics["entropy"] = _mean(terms.entropy_N)
         if "behaviour" in terms.tokens:
             metrics["mismatch/mean"] = _mean(mismatch(terms, old_N))
@@ -138,7 +137,7 @@ class PolicyLoss:
             metrics["weight/mean"] = self._share(terms, self.surrogate.weight(ratio_N, terms.tokens["advantage"]))
         return metrics
 
-    def _share(self, terms: Terms, values_N: torch.Tensor) -> Ratio:
+    def _share(self, terms: LossInputs, values_N: torch.Tensor) -> Ratio:
         """The mean over the units that have their own ratio: tokens, turns or sequences."""
         if self.level == "token":
             return _mean(values_N)
@@ -148,7 +147,7 @@ class PolicyLoss:
         return (terms.per_sequence(values_N) / terms.lengths_B()).sum(), float(terms.sequences)
 
 
-def ratios(terms: Terms, old_N: torch.Tensor, level: Level) -> torch.Tensor:
+def ratios(terms: LossInputs, old_N: torch.Tensor, level: Level) -> torch.Tensor:
     """current / old for each token (N,), differentiable; at the other levels, that of the token's turn or sequence."""
     log_N = terms.logprobs_N - old_N
     if level == "turn":
@@ -178,7 +177,7 @@ def _mean(values_N: torch.Tensor) -> Ratio:
     return values_N.detach().sum(), float(len(values_N))
 
 
-def _maxima(terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, torch.Tensor]:
+def _maxima(terms: LossInputs, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, torch.Tensor]:
     maxima: dict[str, torch.Tensor] = {}
     if len(ratio_N) and "old" in terms.tokens:
         maxima["ratio/max"] = ratio_N.detach().max()
@@ -310,7 +309,7 @@ class MismatchWeight:
     floor: float | None = None
     mask: bool = False
 
-    def __call__(self, terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+    def __call__(self, terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor:
         """Weights (N,), without gradient."""
         log_N = (old_N - terms.tokens["behaviour"]).detach()
         if self.level == "sequence":
@@ -322,7 +321,7 @@ class MismatchWeight:
         return weight_N.clamp(floor, self.cap)
 
 
-def engine_logprobs(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+def engine_logprobs(terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor:
     """The engine's log-probability of each token over the whole vocabulary, like the learner's: if it sampled from a
     part of it, the log of the mass it kept is added back. Without an engine, the old policy's."""
     if "behaviour" not in terms.tokens:
@@ -330,7 +329,7 @@ def engine_logprobs(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
     return terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
 
 
-def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+def mismatch(terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor:
     """Absolute difference of the engine's and the learner's log-probability of each sampled token."""
     gap_N = (old_N - engine_logprobs(terms, old_N)).detach().abs()
     return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Terms
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs
 
 
 def value_errors(
@@ -26,18 +26,17 @@ def value_errors(
 class ClippedValueLoss:
     """weight x sum of `value_errors` / all trained tokens of the step.
 
-    What the learner calls log-probabilities are values here: those of a `Critic`. Reads the token fields `value`
-    (before the first update on this batch) and `return`.
+    Reads the values of a `Critic` and the token fields `value` (before the first update on this batch) and `return`.
     """
 
     clip: float | None = 0.2
     weight: float = 1.0
     name: str = "value"
     scope: Scope = "token"
-    needs_entropy: bool = False
+    outputs: tuple[Output, ...] = ("values",)
 
-    def __call__(self, terms: Terms) -> Loss:
-        values_N, old_N, returns_N = terms.logprobs_N, terms.tokens["value"], terms.tokens["return"]
+    def __call__(self, terms: LossInputs) -> Loss:
+        values_N, old_N, returns_N = terms.values_N, terms.tokens["value"], terms.tokens["return"]
         errors_N, clipped_N = value_errors(values_N, old_N, returns_N, self.clip)
         count = float(len(values_N))
         still_N = values_N.detach()

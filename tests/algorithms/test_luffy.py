@@ -13,7 +13,7 @@ from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.luffy import Luffy
 from lemma.algorithms.parts.prefixes import PrefixOptions
 from lemma.core.errors import UserError
-from lemma.objectives import Terms, Totals
+from lemma.objectives import LossInputs, Totals
 from tests.algorithms.made import group, response, trajectory
 
 HERE = {"seed": 1, "step": 1, "problem_id": "a"}
@@ -189,11 +189,13 @@ def test_a_teachers_probabilities_are_those_of_its_turns() -> None:
 # --- the objective ---------------------------------------------------------------------------------------------------
 
 
-def terms(logprobs: list[float], **tokens: list[float]) -> Terms:
+def terms(logprobs: list[float], **tokens: list[float]) -> LossInputs:
     count = len(logprobs)
-    return Terms(
-        logprobs_N=torch.tensor(logprobs, dtype=torch.float64, requires_grad=True),
-        entropy_N=torch.full((count,), 0.5, dtype=torch.float64),
+    return LossInputs(
+        outputs={
+            "logprobs": torch.tensor(logprobs, dtype=torch.float64, requires_grad=True),
+            "entropy": torch.full((count,), 0.5, dtype=torch.float64),
+        },
         sequence_N=torch.arange(count),
         unit_B=torch.zeros(count, dtype=torch.long),
         totals=Totals(float(count), float(count), 1.0),

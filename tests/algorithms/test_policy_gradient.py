@@ -211,7 +211,7 @@ def test_the_entropy_bonus_follows_its_target() -> None:
     for entropy in (0.5, 0.5, 0.5, 2.0, 0.5):
         algorithm.observe({"entropy": entropy}, memory)
         objective = algorithm.objective(64, memory)
-        assert objective.needs_entropy
+        assert "entropy" in objective.outputs
         seen.append(objective.entropy)
     assert seen == pytest.approx([0.1, 0.2, 0.25, 0.0, 0.25])
     later = Memory()

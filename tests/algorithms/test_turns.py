@@ -15,7 +15,7 @@ from lemma.algorithms.parts.episode_tokens import of_episode
 from lemma.algorithms.ppo import Ppo
 from lemma.algorithms.reinforce import Reinforce, ReinforceBaseline
 from lemma.core.types import Group, Message, Problem, Trajectory
-from lemma.objectives import Terms, Totals
+from lemma.objectives import LossInputs, Totals
 from lemma.objectives.objective import count_said
 from lemma.stages.reinforcement.rl_loop import has_advantage
 
@@ -124,8 +124,8 @@ def test_the_ratio_of_a_turn_is_the_product_over_its_tokens() -> None:
     advantage_N = torch.tensor([2.0, 2.0, 2.0, 2.0, -1.0], dtype=torch.float64)
     turn_N = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     sequence_N = torch.tensor([0, 0, 0, 0, 1])
-    terms = Terms(
-        logprobs_N, sequence_N, torch.tensor([0, 0]), Totals(5.0, 2.0, 1.0),
+    terms = LossInputs(
+        {"logprobs": logprobs_N}, sequence_N, torch.tensor([0, 0]), Totals(5.0, 2.0, 1.0),
         tokens={"advantage": advantage_N, "old": old_N, "turn": turn_N},
     )  # fmt: skip
     loss = Loop.model_validate({"ratio": "turn", "normalise": "token"}).objective(8, Memory())(terms)
@@ -145,8 +145,8 @@ def test_without_turns_a_turn_is_the_whole_sample() -> None:
     def value(ratio: str) -> float:
         noise = torch.Generator().manual_seed(0)
         old_N, logprobs_N, advantage_N = (torch.randn(6, generator=noise, dtype=torch.float64) for _ in range(3))
-        terms = Terms(
-            logprobs_N, torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1]), Totals(6.0, 2.0, 2.0),
+        terms = LossInputs(
+            {"logprobs": logprobs_N}, torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1]), Totals(6.0, 2.0, 2.0),
             tokens={"advantage": advantage_N, "old": old_N},
         )  # fmt: skip
         return Loop.model_validate({"ratio": ratio}).objective(8, Memory())(terms).value.item()
@@ -199,12 +199,11 @@ def learnt(algorithm: Algorithm, parted: bool) -> tuple[np.ndarray, torch.Tensor
         for name in names
     }
     sequence = np.repeat(np.arange(len(trajectories)), [t.trained_tokens for t in trajectories])
-    terms = Terms(
-        logprobs[tokens["place"].long()],
+    terms = LossInputs(
+        {"logprobs": logprobs[tokens["place"].long()], "entropy": torch.ones(len(sequence), dtype=torch.float64)},
         torch.from_numpy(sequence),
         torch.zeros(len(trajectories), dtype=torch.long),
         Totals.of(trajectories),
-        entropy_N=torch.ones(len(sequence), dtype=torch.float64),
         tokens=tokens,
         fields={name: torch.tensor([t.fields[name] for t in trajectories]) for name in trajectories[0].fields},
     )

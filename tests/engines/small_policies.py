@@ -107,7 +107,7 @@ def learner_logprobs(policy: Policy, prompt: np.ndarray, ids: np.ndarray, temper
     whole = np.concatenate([prompt, ids])
     batch = TokenBatch.build([Trajectory(whole, np.arange(len(whole)) >= len(prompt))], [0], policy.device)
     policy.module.eval()
-    found, _ = policy.logprobs(batch, temperature=temperature)
+    found = policy.logprobs(batch, temperature=temperature)
     return found.float().cpu().numpy()
 
 

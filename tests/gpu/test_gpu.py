@@ -124,7 +124,7 @@ def test_the_engine_says_what_the_learner_computes() -> None:
         ids = np.concatenate([prompts[completion.key], completion.ids])
         trajectory = Trajectory(ids, np.arange(len(ids)) >= len(prompts[completion.key]))
         with torch.no_grad():
-            logprobs, _ = policy.logprobs(TokenBatch.build([trajectory], [0], policy.device))
+            logprobs = policy.logprobs(TokenBatch.build([trajectory], [0], policy.device))
         assert np.abs(logprobs.cpu().numpy() - completion.logprobs).mean() < 0.03
 
 

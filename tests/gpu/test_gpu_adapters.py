@@ -49,7 +49,7 @@ def gaps(policy: Policy) -> np.ndarray:
         for one in said
     ]
     with torch.no_grad():
-        found, _ = policy.logprobs(TokenBatch.build(rows, range(len(rows)), policy.device))
+        found = policy.logprobs(TokenBatch.build(rows, range(len(rows)), policy.device))
     return abs(np.concatenate([one.logprobs for one in said]) - found.float().cpu().numpy())
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.core.types import Trajectory
+from lemma.core.types import Output, Trajectory
 from lemma.learning.learner import Learner, StepReport
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.policy import Policy
-from lemma.objectives import Loss, Objective, Terms, Totals
-from tests.models.small import in_float64, relative, tiny_policy, trajectories
+from lemma.objectives import Loss, LossInputs, Objective, Totals
+from tests.models.small import VALUED, in_float64, relative, tiny_policy, trajectories
 from tests.objectives.forms import OBJECTIVES
 from tests.objectives.toys import TOYS
 
@@ -112,18 +112,18 @@ def test_equals_a_padded_batch_through_the_plain_model(policy: Policy, name: str
     objective = MAKE[name]()
     mine = one_step(policy, items, objective, budget=64)
     for extra in (0, 9) if side == "right" else (5,):
-        logprobs, entropy = padded_terms(policy, items, max(LENGTHS) + extra, side)
-        loss = plain_loss(name, objective, items, logprobs, entropy)
+        outputs = padded_outputs(policy, items, max(LENGTHS) + extra, side)
+        loss = plain_loss(name, objective, items, *outputs)
         parameters = policy.parameters()
         grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
         assert mine.report.loss == pytest.approx(loss.item(), rel=EXACT)
         assert_gradients(mine.grads, dict(zip(parameters, grads, strict=True)))
 
 
-def padded_terms(
+def padded_outputs(
     policy: Policy, items: Sequence[Trajectory], width: int, side: str, temperature: float = 0.7
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Log-probabilities and entropies of the trained tokens of each sequence, from one padded batch."""
+) -> tuple[list[torch.Tensor], ...]:
+    """Log-probabilities, entropies and values of the trained tokens of each sequence, from one padded batch."""
     ids = torch.full((len(items), width), 1)
     mask, positions = torch.zeros_like(ids), torch.zeros_like(ids)
     spans = []
@@ -133,15 +133,16 @@ def padded_terms(
         ids[row, spans[row]] = torch.from_numpy(item.ids_T)
         mask[row, spans[row]] = 1
         positions[row, spans[row]] = torch.arange(len(item))
-    logits = policy.causal(input_ids=ids, attention_mask=mask, position_ids=positions).logits / temperature
-    logp = logits.log_softmax(-1)
-    logprobs, entropies = [], []
+    logits = policy.causal(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    logp = (logits / temperature).log_softmax(-1)
+    logprobs, entropies, values = [], [], []
     for row, (item, span) in enumerate(zip(items, spans, strict=True)):
         targets = torch.from_numpy(np.flatnonzero(item.chosen_T))
         rows = logp[row, span][targets - 1]
         logprobs.append(rows.gather(-1, torch.from_numpy(item.ids_T)[targets][:, None])[:, 0])
         entropies.append(-(rows.exp() * rows).sum(-1))
-    return logprobs, entropies
+        values.append(logits[row, span][targets - 1, VALUED])
+    return logprobs, entropies, values
 
 
 def plain_loss(
@@ -150,6 +151,7 @@ def plain_loss(
     items: Sequence[Trajectory],
     logprobs: list[torch.Tensor],
     entropies: list[torch.Tensor],
+    values: list[torch.Tensor],
 ) -> torch.Tensor:
     """The loss written down for the whole batch; for objectives without a formula here, their own on the whole."""
     tokens = sum(len(part) for part in logprobs)
@@ -171,9 +173,8 @@ def plain_loss(
         key: torch.cat([torch.from_numpy(item.token_fields[key][item.chosen_T]) for item in items])
         for key in items[0].token_fields
     }
-    terms = Terms(
-        logprobs_N=torch.cat(logprobs),
-        entropy_N=torch.cat(entropies),
+    terms = LossInputs(
+        outputs={"logprobs": torch.cat(logprobs), "entropy": torch.cat(entropies), "values": torch.cat(values)},
         sequence_N=torch.repeat_interleave(torch.tensor([len(part) for part in logprobs])),
         unit_B=torch.tensor([item.unit for item in items]),
         totals=Totals(float(tokens), float(len(items)), float(len({item.unit for item in items}))),
@@ -202,9 +203,9 @@ class Blind:
 
     name: str = "blind"
     scope: str = "batch"
-    needs_entropy: bool = True
+    outputs: tuple[Output, ...] = ("logprobs", "entropy")
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         return Loss(terms.logprobs_N.mean())
 
 

@@ -25,7 +25,7 @@ from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 from lemma.models.tiny import tiny_tokenizer
-from lemma.objectives import NegativeLogLikelihood, Objective, Terms, Totals
+from lemma.objectives import LossInputs, NegativeLogLikelihood, Objective, Totals
 from tests.models.small import CPU, SHAPE, WORDS, in_float64, relative, tiny_policy, trajectories
 from tests.objectives.toys import TOYS
 
@@ -39,15 +39,15 @@ def learner_of(policy: Policy, budget: int = 64, **options: Any) -> Learner:
 def run_out(policy: Policy, size: int, after: int = 0) -> list[int]:
     """Make every forward of more than `size` tokens fail as a full GPU does, once `after` forwards went well."""
     seen: list[int] = []
-    compute = policy.logprobs
+    compute = policy.outputs
 
-    def guarded(batch: TokenBatch, **kwargs: Any) -> Any:
+    def guarded(batch: TokenBatch, *args: Any, **kwargs: Any) -> Any:
         seen.append(batch.tokens)
         if batch.tokens > size and len(seen) > after:
             raise torch.OutOfMemoryError("injected")
-        return compute(batch, **kwargs)
+        return compute(batch, *args, **kwargs)
 
-    policy.logprobs = guarded  # type: ignore[method-assign]
+    policy.outputs = guarded  # type: ignore[method-assign]
     return seen
 
 
@@ -293,8 +293,8 @@ def test_a_batch_objective_sees_the_same_dropout_in_both_passes() -> None:
     batch = TokenBatch.build(items, [0, 1, 2, 3], CPU, torch.float32)
     plain.module.train()
     torch.manual_seed(key(5, "dropout", 0, 0, 0))
-    logprobs, entropy = plain.logprobs(batch, entropy=True)
-    terms = Terms(logprobs, batch.sequence_N, batch.unit_B, Totals.of(items), entropy, {}, batch.fields)
+    outputs = plain.outputs(batch, ("logprobs", "entropy"))
+    terms = LossInputs(outputs, batch.sequence_N, batch.unit_B, Totals.of(items), {}, batch.fields)
     TOYS["toy_batch"](terms).value.backward()
     grads = [p.grad for p in plain.parameters().values() if p.grad is not None]
     assert norm == pytest.approx(torch.nn.utils.get_total_norm(grads).item(), rel=1e-5)

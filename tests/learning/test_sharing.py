@@ -94,7 +94,9 @@ def test_loss_and_gradient_do_not_change(policy: Policy, name: str) -> None:
 
 def test_scores_do_not_change(policy: Policy) -> None:
     plain, shared = (
-        Learner(policy, OptimOptions(), token_budget=100, total_steps=1, share_prompts=share).score(answers())
+        Learner(policy, OptimOptions(), token_budget=100, total_steps=1, share_prompts=share).score(
+            answers(), output="values"
+        )
         for share in (False, True)
     )
     for mine, other in zip(shared, plain, strict=True):
@@ -106,16 +108,16 @@ def test_running_out_of_memory_takes_apart_what_shares_a_prompt(act: str) -> Non
     """Written out, the sequences of such a pack are longer than the budget; in the pack they are not."""
     policy = in_float64(tiny_policy())
     items = [item for item in answers() if item.chosen_T.any()]
-    compute, seen = policy.logprobs, []
+    compute, seen = policy.outputs, []
 
-    def guarded(batch: TokenBatch, **kwargs: Any) -> Any:
+    def guarded(batch: TokenBatch, *args: Any, **kwargs: Any) -> Any:
         seen.append(batch.tokens)
         assert len(seen) < 50, "the same packs are tried for ever"
         if batch.tokens > 100:
             raise torch.OutOfMemoryError("injected")
-        return compute(batch, **kwargs)
+        return compute(batch, *args, **kwargs)
 
-    policy.logprobs = guarded  # type: ignore[method-assign]
+    policy.outputs = guarded  # type: ignore[method-assign]
     budget = shared_size(items, range(len(items)))
     assert budget < sum(len(item) for item in items)
     learner = Learner(policy, OptimOptions(lr=1e-30), token_budget=budget, total_steps=2, share_prompts=True)
@@ -230,7 +232,9 @@ def test_values_of_a_critic_do_not_change() -> None:
 
     critic: Critic = build_critic(ModelOptions(tiny=SHAPE), CPU, 0, None)
     plain, shared = (
-        Learner(critic, OptimOptions(), token_budget=100, total_steps=1, share_prompts=share).score(answers())
+        Learner(critic, OptimOptions(), token_budget=100, total_steps=1, share_prompts=share).score(
+            answers(), output="values"
+        )
         for share in (False, True)
     )
     for mine, other in zip(shared, plain, strict=True):

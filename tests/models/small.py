@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from lemma.core.types import Trajectory
+from lemma.core.types import Output, Trajectory
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
+from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 
 CPU = torch.device("cpu")
 SHAPE = TinyOptions(hidden=32, layers=2, feed_forward=48, heads=4, kv_heads=2, context=128)
 WORDS = 96
 """Ids below this are words of the tiny model's vocabulary."""
+VALUED = 5
+"""The token whose logit is the value of `ValuedPolicy`."""
+
+
+class ValuedPolicy(Policy):
+    """A policy with values as well, the logits of one token, so that any objective can be computed on it."""
+
+    gives = (*Policy.gives, "values")
+
+    def _outputs(self, batch: TokenBatch, names: Collection[Output], temperature: float) -> dict[Output, torch.Tensor]:
+        if "values" not in names:
+            return super()._outputs(batch, names, temperature)
+        assert list(names) == ["values"]
+        hidden_NH = self._of_targets(batch)
+        values_N = hidden_NH @ self.head.weight[VALUED].to(hidden_NH.dtype)
+        return {"values": values_N if values_N.dtype == torch.float64 else values_N.float()}
 
 
 def tiny_policy(lora: bool | LoraOptions = False, seed: int = 0, **options: Any) -> Policy:
     """The built-in model, shrunk. An adapter starts with both matrices filled, so that every gradient counts."""
     adapter = LoraOptions(r=3, alpha=6) if lora is True else lora or None
-    policy = build_policy(ModelOptions(tiny=SHAPE, lora=adapter, **options), CPU, seed)
+    built = build_policy(ModelOptions(tiny=SHAPE, lora=adapter, **options), CPU, seed)
+    policy = ValuedPolicy(built.module, built.tokenizer, built._load_base)
     noise = torch.Generator().manual_seed(seed)
     for name, parameter in policy.parameters().items():
         if "lora_B" in name:

@@ -62,7 +62,7 @@ def test_the_learner_computes_what_peft_computes(
     config = twin.peft_config["default"]
     assert (config.use_rslora, config.use_dora) == (kind.get("rslora", False), kind.get("dora", False))
     batch = TokenBatch.build([Trajectory(IDS.numpy(), np.arange(len(IDS)) > 0)], [0], CPU)
-    mine, _ = policy.logprobs(batch)
+    mine = policy.logprobs(batch)
     logits = twin(input_ids=IDS[None]).logits[0, :-1]
     theirs = logits.log_softmax(-1).gather(1, IDS[1:, None])[:, 0]
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

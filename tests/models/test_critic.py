@@ -32,7 +32,7 @@ def learner_of(critic: Critic, budget: int = 10**6, lr: float = 3e-3) -> Learner
 def items(learner: Learner) -> list[Trajectory]:
     """Returns that depend on the last token seen, and the critic's own values as the old ones."""
     made = trajectories(LENGTHS)
-    for item, values in zip(made, learner.score(made), strict=True):
+    for item, values in zip(made, learner.score(made, output="values"), strict=True):
         old = np.zeros(len(item))
         old[item.chosen_T] = values
         before = np.concatenate([[0], item.ids_T[:-1]])
@@ -53,7 +53,7 @@ def test_a_value_is_of_the_state_before_the_token() -> None:
         both = [Trajectory(np.array([9, 9, 9]), np.array([False, False, beside])), Trajectory(mine, chosen)]
         batch = TokenBatch.build(both, [0, 1], CPU, torch.float64)
         with torch.no_grad():
-            return model.logprobs(batch)[0][-1].item()
+            return model.outputs(batch, ["values"])["values"][-1].item()
 
     assert value({}) == value({2: 20}) == value({3: 21})
     assert value({}) == pytest.approx(value({}, beside=True), rel=1e-12)

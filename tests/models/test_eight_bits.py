@@ -65,7 +65,7 @@ def test_the_learner_computes_what_transformers_computes(
     policy.save_adapter(tmp_path)
     twin = twin_of(folder, tmp_path).train()
     batch = TokenBatch.build([Trajectory(IDS.numpy(), np.arange(len(IDS)) > 0)], [0], CPU)
-    mine, _ = policy.logprobs(batch)
+    mine = policy.logprobs(batch)
     theirs = twin(input_ids=IDS[None]).logits[0, :-1].log_softmax(-1).gather(1, IDS[1:, None])[:, 0]
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     mine.sum().backward()

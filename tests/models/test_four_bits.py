@@ -29,9 +29,9 @@ def test_a_narrow_model_learns_and_scores_in_four_bits(precision: str, tmp_path:
     options = ModelOptions(path=str(tmp_path), quantize="4bit", precision=precision, lora=LoraOptions(r=2))
     policy = build_policy(options, torch.device("cpu"), 0)
     batch = TokenBatch.build([Trajectory(np.arange(8), np.arange(8) >= 3)], [0], policy.device)
-    learnt, _ = policy.logprobs(batch)
+    learnt = policy.logprobs(batch)
     learnt.sum().backward()
     policy.module.eval()
     with torch.no_grad():
-        scored, _ = policy.logprobs(batch)
+        scored = policy.logprobs(batch)
     torch.testing.assert_close(scored, learnt.detach())

@@ -165,7 +165,7 @@ def _saved_bytes(policy: Policy, batch: TokenBatch) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        logprobs, _ = policy.logprobs(batch)
+        logprobs = policy.logprobs(batch)
     logprobs.sum().backward()
     return sum(seen.values())
 

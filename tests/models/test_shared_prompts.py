@@ -64,7 +64,7 @@ def pulled(
         batch = TokenBatch.build(items, pack, CPU, torch.float64, share)
         if not batch.trained_tokens:
             continue
-        logprobs, _ = policy.logprobs(batch)
+        logprobs = policy.logprobs(batch)
         sizes = torch.bincount(batch.sequence_N, minlength=len(batch.index_B)).tolist()
         parts = dict(zip(batch.index_B, logprobs.split(sizes), strict=True))
         loss = sum((part * torch.sin(index + torch.arange(len(part)))).sum() for index, part in parts.items())

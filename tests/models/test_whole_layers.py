@@ -59,7 +59,7 @@ def test_the_learner_computes_what_peft_computes(
     folder, policy = whole(save_model, names, tied)
     policy.save(tmp_path)
     twin = peft_twin(folder, tmp_path / "adapter")
-    mine, _ = policy.logprobs(TokenBatch.build(BATCH, [0], CPU))
+    mine = policy.logprobs(TokenBatch.build(BATCH, [0], CPU))
     logits = twin(input_ids=IDS[None]).logits[0, :-1]
     theirs = logits.log_softmax(-1).gather(1, IDS[1:, None])[:, 0]
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
@@ -125,7 +125,7 @@ def test_without_its_adapter_the_policy_is_the_base(save_model: Saver) -> None:
     batch = TokenBatch.build(BATCH, [0], CPU)
     trained = policy.parameters().keys()
     with torch.no_grad(), policy.peft.disable_adapter():
-        scored, _ = policy.logprobs(batch)
+        scored = policy.logprobs(batch)
     wanted = logits_of(base)[0, :-1].log_softmax(-1).gather(1, IDS[1:, None])[:, 0]
     torch.testing.assert_close(scored, wanted, rtol=1e-4, atol=1e-4)
     assert policy.parameters().keys() == trained, "afterwards it learns again"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lemma.objectives import Terms, Totals
+from lemma.objectives import LossInputs, Totals
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
 Case = dict[str, Any]
@@ -44,7 +44,7 @@ def flat(
     rows: Mapping[str, torch.Tensor] | None = None,
     entropy_BT: torch.Tensor | None = None,
     totals: Totals | None = None,
-) -> Terms:
+) -> LossInputs:
     """Rows as the terms of an objective. `tokens` are rectangles (B, T), `rows` numbers that every token of a row has.
 
     Without `totals`, this is the whole step.
@@ -53,12 +53,11 @@ def flat(
     number_BT = torch.arange(len(mask_BT))[:, None].expand_as(mask_BT)
     given = {name: value[kept] for name, value in (tokens or {}).items()}
     given |= {name: value.reshape(-1, 1).expand_as(mask_BT)[kept] for name, value in (rows or {}).items()}
-    return Terms(
-        logprobs_N=log_probs_BT[kept],
+    return LossInputs(
+        outputs={"logprobs": log_probs_BT[kept]} | ({} if entropy_BT is None else {"entropy": entropy_BT[kept]}),
         sequence_N=number_BT[kept],
         unit_B=torch.arange(len(mask_BT)),
         totals=totals or Totals(float(kept.sum()), float(len(mask_BT)), float(len(mask_BT))),
-        entropy_N=None if entropy_BT is None else entropy_BT[kept],
         tokens=given,
     )
 

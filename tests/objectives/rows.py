@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lemma.objectives import Loss, Terms, Totals
+from lemma.objectives import Loss, LossInputs, Totals
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
 Case = dict[str, Any]
@@ -44,14 +44,13 @@ def flat(
     entropies: torch.Tensor | None = None,
     rows: slice = slice(None),
     **fields: torch.Tensor,
-) -> Terms:
+) -> LossInputs:
     """The unmasked tokens of padded rows (of some of them, as one pack); the counts are those of all rows."""
     kept = torch.zeros_like(mask, dtype=torch.bool)
     kept[rows] = mask[rows].bool()
     number = torch.arange(len(mask))[:, None].expand_as(mask)
-    return Terms(
-        logprobs_N=log_probs[kept],
-        entropy_N=None if entropies is None else entropies[kept],
+    return LossInputs(
+        outputs={"logprobs": log_probs[kept]} | ({} if entropies is None else {"entropy": entropies[kept]}),
         sequence_N=number[kept],
         unit_B=torch.arange(len(mask)),
         totals=Totals(float(mask.sum()), float(len(mask)), float(len(mask))),

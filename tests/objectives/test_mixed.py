@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lemma.objectives import Terms, Totals
+from lemma.objectives import LossInputs, Totals
 from lemma.objectives.mixed import Compat, MixedPolicyLoss
 
 
-def taught(count: int) -> Terms:
+def taught(count: int) -> LossInputs:
     """A pack of one sequence, all of it a teacher's."""
     ones = torch.ones(count, dtype=torch.float64)
-    return Terms(
-        logprobs_N=torch.full((count,), -0.01, dtype=torch.float64, requires_grad=True),
+    return LossInputs(
+        outputs={"logprobs": torch.full((count,), -0.01, dtype=torch.float64, requires_grad=True)},
         sequence_N=torch.zeros(count, dtype=torch.long),
         unit_B=torch.zeros(1, dtype=torch.long),
         totals=Totals(float(count), 1.0, 1.0),

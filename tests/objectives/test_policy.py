@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lemma.algorithms.parts.advantages import group_advantages, summed_advantages, total_rewards
-from lemma.objectives import Terms, Totals
+from lemma.objectives import LossInputs, Totals
 from lemma.objectives.controllers import adapted_coefficient
 from lemma.objectives.policy_loss import (
     CappedWeight,
@@ -27,11 +27,11 @@ from lemma.objectives.policy_loss import (
 NAN = math.nan
 
 
-def terms(**tokens: list[float]) -> Terms:
+def terms(**tokens: list[float]) -> LossInputs:
     """Three sequences of two, one and no tokens."""
     given = {"advantage": [1.0, 1.0, -1.0], **tokens}
-    return Terms(
-        logprobs_N=torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True),
+    return LossInputs(
+        outputs={"logprobs": torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)},
         sequence_N=torch.tensor([0, 0, 1]),
         unit_B=torch.tensor([0, 0, 1]),
         totals=Totals(3.0, 3.0, 2.0),
@@ -88,12 +88,11 @@ def test_metrics_and_maxima() -> None:
 def test_a_pack_without_a_token_gives_nothing() -> None:
     empty = terms(old=[0.0] * 3, behaviour=[0.0] * 3)
     nothing = torch.zeros(0, dtype=torch.float64)
-    empty = Terms(
-        logprobs_N=nothing.requires_grad_(),
+    empty = LossInputs(
+        outputs={"logprobs": nothing.requires_grad_(), "entropy": nothing},
         sequence_N=torch.zeros(0, dtype=torch.long),
         unit_B=empty.unit_B,
         totals=empty.totals,
-        entropy_N=nothing,
         tokens=dict.fromkeys(("advantage", "old", "behaviour"), nothing),
     )
     for objective in (PolicyLoss(), PolicyLoss(level="sequence", top_entropy=0.5, entropy=0.1, off_policy_limit=0.1)):

@@ -18,7 +18,7 @@ from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.parts.advantages import group_advantages, summed_advantages, total_rewards
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
-from lemma.objectives import Loss, Terms, Totals
+from lemma.objectives import Loss, LossInputs, Totals
 from lemma.objectives.objective import Normalise
 from lemma.objectives.policy_loss import (
     CappedWeight,
@@ -84,7 +84,7 @@ def objective_of(case: Case) -> PolicyLoss:
     )
 
 
-def terms_of(case: Case, logprobs: torch.Tensor, entropy: torch.Tensor, rows: slice, totals: Totals) -> Terms:
+def terms_of(case: Case, logprobs: torch.Tensor, entropy: torch.Tensor, rows: slice, totals: Totals) -> LossInputs:
     inputs = case["inputs"]
     old = None if inputs["old_log_probs"] is None else tensor(inputs["old_log_probs"])
     tokens = {"old": old, "reference": inputs.get("ref_log_probs")}

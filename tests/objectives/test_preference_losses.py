@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.parts.pair_losses import OF_RANKS, LossName
 from lemma.algorithms.preference import Dpo
-from lemma.objectives import Terms, Totals
+from lemma.objectives import LossInputs, Totals
 from lemma.objectives.preference.dpo_losses import FORMULAS, SORTED
 
 LOSSES = get_args(LossName)
@@ -28,8 +28,8 @@ def loss_in_order(algorithm: Dpo, order: list[int]) -> tuple[torch.Tensor, torch
     mine, reference, collision = torch.randn(3, 2, PAIRS, dtype=torch.float64, generator=generator) * 3 - 5
     mine.requires_grad_()
     both = torch.tensor([*order, *(PAIRS + place for place in order)])
-    terms = Terms(
-        logprobs_N=mine.flatten()[both],
+    terms = LossInputs(
+        outputs={"logprobs": mine.flatten()[both]},
         sequence_N=torch.arange(2 * PAIRS),
         unit_B=torch.arange(2 * PAIRS) % PAIRS,
         totals=Totals(2 * PAIRS, 2 * PAIRS, PAIRS),
@@ -62,8 +62,8 @@ def test_far_pairs_have_a_finite_loss_and_gradient(loss: LossName, margin: float
     """Float32, all of the margin on either side."""
     for chosen, rejected in ((margin, 0.0), (0.0, -margin)):
         mine = torch.tensor([chosen, rejected], requires_grad=True)
-        terms = Terms(
-            logprobs_N=mine,
+        terms = LossInputs(
+            outputs={"logprobs": mine},
             sequence_N=torch.arange(2),
             unit_B=torch.zeros(2, dtype=torch.long),
             totals=Totals(2, 2, 1),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lemma.models.logprobs import token_logprobs
-from lemma.objectives import Loss, Objective, Terms, Totals
+from lemma.objectives import Loss, LossInputs, Objective, Totals
 from lemma.objectives.preference import (
     ContrastivePreference,
     DirectPreference,
@@ -46,13 +46,13 @@ def loss_name(name: str) -> str:
     return NAMES.get(name, name.removesuffix("_pair"))
 
 
-def rows_as_terms(rows: torch.Tensor, mask: torch.Tensor, sign: torch.Tensor, **tokens: torch.Tensor) -> Terms:
+def rows_as_terms(rows: torch.Tensor, mask: torch.Tensor, sign: torch.Tensor, **tokens: torch.Tensor) -> LossInputs:
     """Padded rows, the two of a pair half of all rows apart, as flat tokens."""
     kept = mask.bool()
     number = torch.arange(len(rows))
     unit = number % (len(rows) // 2) if (sign < 0).any() and (sign > 0).sum() == (sign < 0).sum() else number
-    return Terms(
-        logprobs_N=rows[kept],
+    return LossInputs(
+        outputs={"logprobs": rows[kept]},
         sequence_N=number[:, None].expand_as(mask)[kept],
         unit_B=unit,
         totals=Totals(float(kept.sum()), float(len(rows)), float(len(set(unit.tolist())))),
@@ -71,7 +71,7 @@ def signs(chosen: int, rejected: int) -> torch.Tensor:
     return torch.cat([torch.ones(chosen), -torch.ones(rejected)])
 
 
-def of_responses(inputs: dict[str, torch.Tensor], *, reference: bool = True) -> tuple[Terms, list[torch.Tensor]]:
+def of_responses(inputs: dict[str, torch.Tensor], *, reference: bool = True) -> tuple[LossInputs, list[torch.Tensor]]:
     """Log-probabilities of whole responses as responses of one token each."""
     leaves = [inputs["chosen_logps"].requires_grad_(), inputs["rejected_logps"].requires_grad_()]
     rows = torch.cat(leaves)[:, None]
@@ -107,7 +107,7 @@ def gradients(loss: Loss, leaves: list[torch.Tensor], names: list[str]) -> Resul
 
 
 def pair_results(
-    objective: Objective, terms: Terms, leaves: list[torch.Tensor], per_pair: torch.Tensor | None
+    objective: Objective, terms: LossInputs, leaves: list[torch.Tensor], per_pair: torch.Tensor | None
 ) -> Results:
     loss = objective(terms)
     results = {"loss": loss.value, **gradients(loss, leaves, ["grad_chosen", "grad_rejected", "grad_nll"])}

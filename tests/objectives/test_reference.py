@@ -21,7 +21,7 @@ from lemma.algorithms.compat import (
     sft_microbatch_train_step,
 )
 from lemma.models.logprobs import token_logprobs
-from lemma.objectives import NegativeLogLikelihood, Terms, Totals
+from lemma.objectives import LossInputs, NegativeLogLikelihood, Totals
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
 Case = dict[str, Any]
@@ -50,12 +50,12 @@ def _numbers(value: Any) -> Any:
     return [_numbers(v) for v in value] if isinstance(value, list) else float(value)
 
 
-def rows_as_terms(log_probs: torch.Tensor, mask: torch.Tensor) -> Terms:
+def rows_as_terms(log_probs: torch.Tensor, mask: torch.Tensor) -> LossInputs:
     """Padded rows as flat tokens."""
     kept = mask.bool()
     rows = torch.arange(len(mask))[:, None].expand_as(mask)
-    return Terms(
-        logprobs_N=log_probs[kept],
+    return LossInputs(
+        outputs={"logprobs": log_probs[kept]},
         sequence_N=rows[kept],
         unit_B=torch.arange(len(mask)),
         totals=Totals(float(kept.sum()), float(len(mask)), float(len(mask))),

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from lemma.algorithms.compat import masked_mean, masked_normalize
-from lemma.objectives import NegativeLogLikelihood, Terms, Totals
+from lemma.objectives import LossInputs, NegativeLogLikelihood, Totals
 
 
-def terms(totals: Totals | None = None) -> Terms:
+def terms(totals: Totals | None = None) -> LossInputs:
     """Three sequences: log-probabilities -1 -2 -3, -4, and none at all."""
-    return Terms(
-        logprobs_N=torch.tensor([-1.0, -2.0, -3.0, -4.0], dtype=torch.float64, requires_grad=True),
+    return LossInputs(
+        outputs={"logprobs": torch.tensor([-1.0, -2.0, -3.0, -4.0], dtype=torch.float64, requires_grad=True)},
         sequence_N=torch.tensor([0, 0, 0, 1]),
         unit_B=torch.tensor([0, 0, 1]),
         totals=totals or Totals(4.0, 3.0, 2.0),

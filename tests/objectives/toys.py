@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from lemma.core.types import Scope
-from lemma.objectives import Loss, Terms
+from lemma.core.types import Output, Scope
+from lemma.objectives import Loss, LossInputs
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,9 @@ class WeightedTokens:
 
     name: str = "toy_token"
     scope: Scope = "token"
-    needs_entropy: bool = True
+    outputs: tuple[Output, ...] = ("logprobs", "entropy")
 
-    def __call__(self, terms: Terms) -> Loss:
-        assert terms.entropy_N is not None
+    def __call__(self, terms: LossInputs) -> Loss:
         gain = (terms.tokens["advantage"] * terms.logprobs_N.exp()).sum() + 0.3 * terms.entropy_N.sum()
         count = float(len(terms.logprobs_N))
         return Loss(-gain / terms.totals.tokens, {"entropy": (terms.entropy_N.detach().sum(), count)})
@@ -32,9 +31,9 @@ class LogisticPairs:
 
     name: str = "toy_pair"
     scope: Scope = "pair"
-    needs_entropy: bool = False
+    outputs: tuple[Output, ...] = ("logprobs",)
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         _, place_B = torch.unique(terms.unit_B, return_inverse=True)
         signed_B = terms.fields["sign"] * terms.per_sequence(terms.logprobs_N)
         margin_U = signed_B.new_zeros(int(place_B.max()) + 1).index_add(0, place_B, signed_B)
@@ -48,10 +47,9 @@ class SpreadOfBatch:
 
     name: str = "toy_batch"
     scope: Scope = "batch"
-    needs_entropy: bool = True
+    outputs: tuple[Output, ...] = ("logprobs", "entropy")
 
-    def __call__(self, terms: Terms) -> Loss:
-        assert terms.entropy_N is not None
+    def __call__(self, terms: LossInputs) -> Loss:
         mean_B = terms.per_sequence(terms.logprobs_N) / terms.lengths_B()
         spread = (terms.fields["weight"] * (mean_B - mean_B.mean()) ** 2).mean()
         entropy = terms.entropy_N.mean()

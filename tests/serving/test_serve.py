@@ -159,7 +159,7 @@ def test_logprobs_are_the_learners(client: openai.OpenAI) -> None:
         ids = np.asarray([*prompt, *said])
         batch = TokenBatch.build([Trajectory(ids, np.arange(len(ids)) >= len(prompt))], [0], torch.device("cpu"))
         with torch.no_grad():
-            scored, _ = policy.logprobs(batch, temperature=temperature)
+            scored = policy.logprobs(batch, temperature=temperature)
         told = [one.logprob for one in choice.logprobs.content]
         np.testing.assert_allclose(told, scored.numpy(), atol=1e-5)
 

@@ -20,7 +20,7 @@ from lemma.recipe import load_recipe
 from lemma.runs import clock
 from lemma.runs.clock import throughput
 from lemma.stages.preference.examples import Example, Order
-from lemma.stages.preference.scores import SquaredMass, mismatched, precompute
+from lemma.stages.preference.scores import mismatched, precompute
 from tests.models.small import CPU, in_float64, tiny_policy, trajectories
 from tests.pretended import pretend_installed
 from tests.stages.preference_world import ALGORITHMS, RECIPES, Row, World, toy_rows
@@ -209,7 +209,7 @@ def test_squared_mass_is_the_sum_of_squared_probabilities() -> None:
     policy = in_float64(tiny_policy())
     items = trajectories((9, 14, 6, 11))
     batch = TokenBatch.build(items, range(4), CPU, torch.float64)
-    found, _ = SquaredMass(policy).logprobs(batch, temperature=0.7)
+    found = policy.outputs(batch, ["collisions"], temperature=0.7)["collisions"]
     hidden = policy.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.targets_N - 1]
     logp = (hidden @ policy.head.weight.T / 0.7).log_softmax(-1)
     torch.testing.assert_close(found, (2 * logp).logsumexp(-1), rtol=1e-10, atol=1e-10)

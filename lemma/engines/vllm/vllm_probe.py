@@ -63,7 +63,7 @@ def policy_logprobs(policy: Policy, ids: list[int]) -> np.ndarray:
     batch = TokenBatch.build([Trajectory(array, np.arange(len(array)) > 0)], [0], policy.device)
     training = policy.module.training
     policy.module.eval()
-    logprobs, _ = policy.logprobs(batch)
+    logprobs = policy.logprobs(batch)
     policy.module.train(training)
     return logprobs.float().cpu().numpy()
 

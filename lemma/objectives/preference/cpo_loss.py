@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Terms
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs
 from lemma.objectives.preference.dpo_losses import smoothed
 from lemma.objectives.preference.pair_pieces import (
     Sides,
@@ -37,9 +37,9 @@ class ContrastivePreference:
     nll: float = 0.0
     name: str = "cpo"
     scope: Scope = "pair"
-    needs_entropy: bool = False
+    outputs: tuple[Output, ...] = ("logprobs",)
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         sides = Sides(terms)
         chosen_logps, rejected_logps = sides.split(self._logprobs(terms))
         chosen, rejected = self._score(chosen_logps), self._score(rejected_logps)
@@ -49,12 +49,12 @@ class ContrastivePreference:
         metrics = pair_metrics(self.beta * chosen, self.beta * rejected, chosen_logps, rejected_logps)
         return Loss(value, metrics | nll_metric(terms))
 
-    def per_pair(self, terms: Terms) -> torch.Tensor:
+    def per_pair(self, terms: LossInputs) -> torch.Tensor:
         """The loss (U,) of each pair, without the NLL term."""
         chosen, rejected = (self._score(logps) for logps in Sides(terms).split(self._logprobs(terms)))
         return self._pairs(chosen - rejected)
 
-    def _logprobs(self, terms: Terms) -> torch.Tensor:
+    def _logprobs(self, terms: LossInputs) -> torch.Tensor:
         return sequence_logprobs(terms, average=self.loss in ("ipo", "simpo"))
 
     def _score(self, logps: torch.Tensor) -> torch.Tensor:

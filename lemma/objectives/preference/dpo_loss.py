@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Terms
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs
 from lemma.objectives.preference.dpo_losses import FORMULAS, SORTED, Divergence, Margins, score
 from lemma.objectives.preference.pair_pieces import (
     Sides,
@@ -44,14 +44,14 @@ class DirectPreference:
     weighting: bool = False
     running: tuple[int, float] | None = None
     name: str = "dpo"
-    needs_entropy: bool = False
+    outputs: tuple[Output, ...] = ("logprobs",)
 
     @property
     def scope(self) -> Scope:
         shifted = "bco" in self.losses and self.running is not None
         return "batch" if shifted or SORTED & self.losses.keys() else "pair"
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         sides = Sides(terms)
         margins = self._margins(terms, sides)
         value = self._pairs(terms, sides, margins).sum() / max(terms.totals.units, 1.0)
@@ -65,19 +65,19 @@ class DirectPreference:
             metrics | nll_metric(terms) | distance_metric(terms) | {"rewards/mean": (both, 2.0 * sides.count)},
         )
 
-    def per_pair(self, terms: Terms) -> torch.Tensor:
+    def per_pair(self, terms: LossInputs) -> torch.Tensor:
         """The loss (U,) of each pair, without the NLL term."""
         sides = Sides(terms)
         return self._pairs(terms, sides, self._margins(terms, sides))
 
-    def _pairs(self, terms: Terms, sides: Sides, margins: Margins) -> torch.Tensor:
+    def _pairs(self, terms: LossInputs, sides: Sides, margins: Margins) -> torch.Tensor:
         assert not (self.weighting and SORTED & self.losses.keys()), "a rank has no pair, and so no weight"
         pairs_U = torch.zeros_like(margins.chosen)
         for name, weight in self.losses.items():
             pairs_U = pairs_U + weight * FORMULAS[name](margins)
         return pairs_U * self._weights(terms, sides) if self.weighting else pairs_U
 
-    def _margins(self, terms: Terms, sides: Sides) -> Margins:
+    def _margins(self, terms: LossInputs, sides: Sides) -> Margins:
         """Log-probabilities of both sides of each pair under policy and reference."""
         kept_N = response_N(terms) * self._length_weights(terms, sides)
         chosen, rejected = sides.split(terms.per_sequence(terms.logprobs_N * kept_N))
@@ -102,7 +102,7 @@ class DirectPreference:
             shift=0.0 if self.running is None else _next_mean(*self.running, mean),
         )
 
-    def _length_weights(self, terms: Terms, sides: Sides) -> torch.Tensor:
+    def _length_weights(self, terms: LossInputs, sides: Sides) -> torch.Tensor:
         """1 for tokens within the length that both responses of a pair have, `length_alpha` beyond it."""
         response = response_N(terms)
         if self.length_alpha is None:
@@ -114,7 +114,7 @@ class DirectPreference:
         is_shared_N = position_N <= shared_U[sides.place_B][terms.sequence_N]
         return torch.where(is_shared_N, torch.ones_like(response), self.length_alpha)
 
-    def _weights(self, terms: Terms, sides: Sides) -> torch.Tensor:
+    def _weights(self, terms: LossInputs, sides: Sides) -> torch.Tensor:
         """exp of the mean of log p - log sum p^2 over the tokens of each response, multiplied over the pair."""
         aligned_N = (terms.logprobs_N.detach() - terms.tokens["collision"]) * response_N(terms)
         chosen, rejected = sides.split(terms.per_sequence(aligned_N) / response_lengths(terms))

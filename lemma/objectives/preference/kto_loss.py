@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Terms
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs
 from lemma.objectives.preference.pair_pieces import distance_metric, reference_logprobs, sequence_logprobs
 
 
@@ -34,9 +34,9 @@ class KahnemanTversky:
     baseline: float = 0.0
     name: str = "kto"
     scope: Scope = "sequence"
-    needs_entropy: bool = False
+    outputs: tuple[Output, ...] = ("logprobs",)
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         value = self.per_response(terms).sum() / max(terms.totals.sequences, 1.0)
         sign_B = terms.fields["sign"]
         ratio_B = self._ratio(terms).detach()
@@ -56,7 +56,7 @@ class KahnemanTversky:
             | distance_metric(terms),
         )
 
-    def per_response(self, terms: Terms) -> torch.Tensor:
+    def per_response(self, terms: LossInputs) -> torch.Tensor:
         """The loss (B,) of each response, weighted by its class."""
         sign_B = terms.fields["sign"]
         weight_B = torch.where(sign_B > 0, torch.full_like(sign_B, self.wanted_weight), self.unwanted_weight)
@@ -67,5 +67,5 @@ class KahnemanTversky:
         return self.baseline if self.loss == "kto" else 0.0
 
     @staticmethod
-    def _ratio(terms: Terms) -> torch.Tensor:
+    def _ratio(terms: LossInputs) -> torch.Tensor:
         return sequence_logprobs(terms) - reference_logprobs(terms)

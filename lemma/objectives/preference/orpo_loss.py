@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from lemma.core.types import Scope
-from lemma.objectives.objective import Loss, Terms
+from lemma.core.types import Output, Scope
+from lemma.objectives.objective import Loss, LossInputs
 from lemma.objectives.preference.pair_pieces import (
     Sides,
     negative_log_likelihood,
@@ -31,9 +31,9 @@ class OddsRatio:
     beta: float = 0.1
     name: str = "orpo"
     scope: Scope = "pair"
-    needs_entropy: bool = False
+    outputs: tuple[Output, ...] = ("logprobs",)
 
-    def __call__(self, terms: Terms) -> Loss:
+    def __call__(self, terms: LossInputs) -> Loss:
         sides = Sides(terms)
         chosen, rejected = sides.split(sequence_logprobs(terms, average=True))
         log_odds = _log_odds(chosen) - _log_odds(rejected)

@@ -17,27 +17,27 @@ from functools import cached_property
 
 import torch
 
-from lemma.objectives.objective import Ratio, Terms
+from lemma.objectives.objective import LossInputs, Ratio
 
 
-def response_N(terms: Terms) -> torch.Tensor:
+def response_N(terms: LossInputs) -> torch.Tensor:
     """1 for the tokens that belong to a response."""
     given = terms.tokens.get("response")
     return torch.ones_like(terms.logprobs_N) if given is None else given
 
 
-def response_lengths(terms: Terms) -> torch.Tensor:
+def response_lengths(terms: LossInputs) -> torch.Tensor:
     """Tokens of each response, at least 1 to avoid dividing by zero."""
     return terms.per_sequence(response_N(terms)).clamp(min=1)
 
 
-def sequence_logprobs(terms: Terms, *, average: bool = False) -> torch.Tensor:
+def sequence_logprobs(terms: LossInputs, *, average: bool = False) -> torch.Tensor:
     """Log-probability (B,) of each response, the sum over its tokens or their mean."""
     sums_B = terms.per_sequence(terms.logprobs_N * response_N(terms))
     return sums_B / response_lengths(terms) if average else sums_B
 
 
-def reference_logprobs(terms: Terms) -> torch.Tensor:
+def reference_logprobs(terms: LossInputs) -> torch.Tensor:
     """The same sums under the reference model; 0 where there is none."""
     given = terms.tokens.get("reference")
     if given is None:
@@ -49,7 +49,7 @@ def reference_logprobs(terms: Terms) -> torch.Tensor:
 class Sides:
     """Tells the two sequences of each pair apart. A sequence without a partner counts as 0 on the other side."""
 
-    terms: Terms
+    terms: LossInputs
 
     @cached_property
     def place_B(self) -> torch.Tensor:
@@ -71,7 +71,7 @@ class Sides:
         )
 
 
-def negative_log_likelihood(terms: Terms) -> torch.Tensor:
+def negative_log_likelihood(terms: LossInputs) -> torch.Tensor:
     """Mean NLL of what `tokens["nll"]` marks; packs sum to the mean of the step. 0 if nothing is marked."""
     weight_N = terms.tokens.get("nll")
     return terms.logprobs_N.sum() * 0.0 if weight_N is None else -(terms.logprobs_N * weight_N).sum()
@@ -97,7 +97,7 @@ def pair_metrics(
     }
 
 
-def nll_metric(terms: Terms) -> dict[str, Ratio]:
+def nll_metric(terms: LossInputs) -> dict[str, Ratio]:
     """Mean NLL per token of what the NLL term imitates, if there is one."""
     if "nll" not in terms.tokens:
         return {}
@@ -105,7 +105,7 @@ def nll_metric(terms: Terms) -> dict[str, Ratio]:
     return {"nll": (-(terms.logprobs_N.detach() * marked_N).sum(), marked_N.sum())}
 
 
-def distance_metric(terms: Terms) -> dict[str, Ratio]:
+def distance_metric(terms: LossInputs) -> dict[str, Ratio]:
     """How far the policy is from the reference on the responses of the data: the mean over tokens of r - 1 - log r.
 
     r is the ratio of the two probabilities. Never negative, and 0 where both agree. If the responses were sampled from

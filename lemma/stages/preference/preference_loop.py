@@ -26,7 +26,7 @@ from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.fitted import fit_budget
 from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
-from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, SquaredMass, mismatched, precompute
+from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, mismatched, precompute
 from lemma.stages.reference import Following, SecondModel
 from lemma.stages.supervised import measure_step
 from lemma.stages.trained_prompt import Instructions, as_trained
@@ -140,7 +140,7 @@ class Scorer:
         if self.reference is not None:
             write_tokens("reference", batch, self.reference.scores(batch))
         if self.algorithm.needs_collisions:
-            write_tokens("collision", batch, self.learner.score(batch, SquaredMass(self.policy)))
+            write_tokens("collision", batch, self.learner.score(batch, output="collisions"))
         return batch, self.algorithm.objective(self.memory, self.baseline(examples))
 
     def observe(self, report: StepReport, examples: Sequence[Example]) -> StepReport:

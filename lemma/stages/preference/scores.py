@@ -27,7 +27,6 @@ from lemma.core.version import installed_version, lemma_version
 from lemma.learning.learner import Learner
 from lemma.learning.weight_split import whole_tensor
 from lemma.models.flash_attention import is_flash_allowed
-from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 from lemma.stages.preference.examples import Example, trajectory
 
@@ -165,23 +164,3 @@ def mismatched(examples: Sequence[Example], limit: int) -> list[Trajectory]:
             room = limit - len(example.prompt)
             trajectories.append(trajectory(example, other.responses[0][:room], other.said[0][:room]))
     return trajectories
-
-
-class SquaredMass(Policy):
-    """The policy, returning the log of the sum of squared probabilities instead of the log-probability.
-
-    With z the logits, log sum p^2 = lse(2z) - 2 lse(z), which is 2 log p(token) at temperature 1 minus log p(token) at
-    temperature 1/2, whatever the token.
-    """
-
-    def __init__(self, policy: Policy):
-        super().__init__(policy.module, policy.tokenizer)
-        self._gather, self._precision = policy._gather, policy._precision
-
-    def _logprobs(
-        self, batch: TokenBatch, temperature: float, entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hidden = self.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.sources_N]
-        targets = batch.ids_T[batch.targets_N]
-        plain, sharp = (self.score(hidden, targets, temperature=share * temperature)[0] for share in (1.0, 0.5))
-        return 2 * plain - sharp, None

@@ -160,7 +160,7 @@ def add_scores(
         with reference.asked() as other:
             write_tokens("reference", trajectories, learner.score(trajectories, other))
     if critic is not None:
-        write_tokens("value", trajectories, critic.score(trajectories))
+        write_tokens("value", trajectories, critic.score(trajectories, output="values"))
 
 
 def has_advantage(group: Group) -> bool:
