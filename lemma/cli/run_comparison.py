@@ -30,7 +30,7 @@ def are_runs(first: Path, second: Path) -> bool:
 
 def print_comparison(first: Path, second: Path, to: Path | None) -> int:
     from lemma.core.files import write_whole
-    from lemma.reporting.text import number
+    from lemma.reporting.console import number
     from lemma.reports.compare_runs import compare_runs
     from lemma.reports.run_reader import open_runs
 

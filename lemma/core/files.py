@@ -1,4 +1,5 @@
-"""Files that survive a crash: whole-or-absent writes, and append-only JSON lines with a torn tail cut off."""
+"""Files that survive a crash: whole-or-absent writes, append-only JSON lines with a torn tail cut off, and a thread for
+what may be done meanwhile."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -191,3 +192,32 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in handle:
             if line.endswith("\n") and not line.isspace():
                 yield json.loads(line)
+
+
+class BackgroundWork:
+    """Small file operations in a thread, off the critical path: one at a time, in the order submitted. A task's
+    exception is raised by the next `wait`, or at the end of the `with` block."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="background")
+        self._pending: list[Future[None]] = []
+
+    def submit(self, task: Callable[[], None]) -> None:
+        self._pending.append(self._thread.submit(task))
+
+    def wait(self) -> None:
+        """Wait for all tasks submitted so far."""
+        pending, self._pending = self._pending, []
+        wait(pending)
+        for future in pending:
+            future.result()
+
+    def __enter__(self) -> BackgroundWork:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
+        if kind is None:
+            self.wait()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from lemma.formats.boxes import unboxed
 from lemma.formats.chat import ChatFormat
 from lemma.formats.format import GradeUnfinished, Parsed
-from lemma.formats.tags import Tags, parse_tagged
+from lemma.formats.tags import Tags, parse_tagged, unboxed
 
 SYSTEM = (
     "The user asks a question, and you solve it. First think about the reasoning process, then give the user the "

@@ -1,19 +1,21 @@
-"""What a user sees during a run: progress bars on a terminal, plain lines everywhere else."""
+"""What a user reads during a run: events as text, the same in `run.log`, and plain lines on the console. On a terminal
+bars take the place of lines (bars.py)."""
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-from typing import TextIO
-
-from rich.console import Console as Terminal
-from rich.progress import Progress, ProgressColumn, Task, TaskID
-from rich.text import Text
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lemma.core.events import Awaited, Event, Measured, Progressed, Said, StageEnded, StageStarted
 from lemma.core.terminal import unescaped
-from lemma.reporting.text import Pace, describe, duration, ended, evaluated, headline, progress_line
+
+if TYPE_CHECKING:
+    from lemma.reporting.bars import Bars
 
 STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 SECONDS_BETWEEN_LINES = 5.0
@@ -21,6 +23,18 @@ SECONDS_BETWEEN_LINES = 5.0
 LONGEST_SILENCE = 15.0
 # From how many seconds on a line says what is waited for.
 SECONDS_TO_WAIT = 1.0
+HEADLINES = ("reward", "accuracy", "loss", "kl", "entropy", "grad_norm", "lr", "tokens_per_second", "mfu")
+"""The numbers people look at first, in this order; a line about a step shows a few of them."""
+REACHED = ("reward", "reward/mean", "right", "accuracy", "loss")
+"""The numbers of a stage's last step that are shown at its end."""
+EVALUATION = "evaluation/"
+LEARNT = "learnt_"
+ACCURACY = "answer_accuracy"
+MOST_BENCHMARKS = 4
+# How far the lenient accuracy must be above the strict one to be shown.
+WORTH_SAYING = 0.02
+# Anything faster is over before its rate could be read.
+FASTEST = 10_000
 
 
 class Console:
@@ -31,7 +45,7 @@ class Console:
 
     def __init__(self, stream: TextIO | None = None):
         stream = unescaped(sys.stdout if stream is None else stream)
-        self._view: _Bars | _Lines = _Bars(stream) if stream.isatty() else _Lines(stream)
+        self._view: Bars | _Lines = _bars(stream) if stream.isatty() else _Lines(stream)
         self._stage = ""
         self._numbers: Measured | None = None
         self._last_end = ""
@@ -70,83 +84,10 @@ class Console:
         self._view.close()
 
 
-class _Line(ProgressColumn):
-    """All of a task in one line that fits the terminal."""
+def _bars(stream: TextIO) -> Bars:
+    from lemma.reporting.bars import Bars
 
-    def __init__(self, terminal: Terminal):
-        super().__init__()
-        self._terminal = terminal
-
-    def render(self, task: Task) -> Text:
-        pace: Pace | None = task.fields["pace"]
-        if pace is None:
-            waited = f"{task.description}: {task.fields['note']}, {duration(task.elapsed or 0.0)}"
-            return Text(waited, no_wrap=True, overflow="crop")
-        front, bar, rest = progress_line(task.description, pace, task.fields["note"], self._terminal.width - 1)
-        if not self._terminal.encoding.lower().startswith("utf"):
-            bar = bar.replace("━", "#").replace("─", "-")
-        return Text.assemble(front, (bar, "cyan"), rest, no_wrap=True, overflow="crop")
-
-
-class _Bars:
-    """Progress bars at the bottom of a terminal, with sentences scrolling by above them."""
-
-    def __init__(self, stream: TextIO):
-        terminal = Terminal(file=stream, force_terminal=True, highlight=False)
-        self._progress = Progress(_Line(terminal), console=terminal, refresh_per_second=4, transient=True)
-        self._bars: dict[str, tuple[TaskID, Pace]] = {}
-        # What is waited for by a stage that has no bar.
-        self._waiting: TaskID | None = None
-
-    def say(self, text: str, style: str = "") -> None:
-        self._progress.console.print(Text(text, style=style))
-
-    def begin(self, what: str, done: int, total: int) -> None:
-        self.end(what)
-        self._progress.start()
-        pace = Pace(done, total)
-        self._bars[what] = self._progress.add_task(what, total=total, completed=done, pace=pace, note=""), pace
-
-    def reach(self, what: str, done: int, total: int, note: str, share: float | None = None) -> None:
-        """Update a bar, or make one; it is removed when its work is done."""
-        if what not in self._bars:
-            self.begin(what, done, total)
-        task, pace = self._bars[what]
-        pace.reach(done, total, share)
-        self._progress.update(task, completed=done, total=total, note=note)
-        if done >= total:
-            self.end(what)
-
-    def wait(self, stage: str, what: str) -> None:
-        """Show what is waited for beside the stage's bar or, where it has none, in the place of one."""
-        self._forget_waiting()
-        if stage in self._bars:
-            task, pace = self._bars[stage]
-            (pace.pause if what else pace.go_on)()
-            self._progress.update(task, note=what)
-        elif what:
-            self._progress.start()
-            self._waiting = self._progress.add_task(stage, total=None, pace=None, note=what)
-
-    def _forget_waiting(self) -> None:
-        if self._waiting is not None:
-            self._progress.remove_task(self._waiting)
-            self._waiting = None
-            self._rest()
-
-    def _rest(self) -> None:
-        if not self._bars and self._waiting is None:
-            self._progress.stop()
-
-    def end(self, what: str) -> None:
-        if what in self._bars:
-            self._progress.remove_task(self._bars.pop(what)[0])
-            self._rest()
-
-    def close(self) -> None:
-        self._forget_waiting()
-        for what in list(self._bars):
-            self.end(what)
+    return Bars(stream)
 
 
 class _Lines:
@@ -232,3 +173,196 @@ class _Lines:
         elif pace is not None and is_silent:
             self._shown.add(what)
             self.say(f"{what}: {counted}running for {duration(now - pace.began)}")
+
+
+def number(value: Any) -> str:
+    """A number with four significant digits; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e6):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def numbers(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def headline(event: Measured, besides: str = "", most: int = 4) -> str:
+    """The few numbers of a step that matter most and are not named in `besides`; the first numbers if it has none of
+    them."""
+    everything = {**event.values, **event.timings}
+    chosen = [name for name in HEADLINES if name in everything] or list(event.values)
+    return numbers({name: everything[name] for name in chosen[:most] if name not in besides.split()})
+
+
+def duration(seconds: float) -> str:
+    """Seconds in readable form: 8 s, 3 min 20 s, 2 h 5 min."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Pace:
+    """The recent rate of progress, and how long the rest will take.
+
+    If reports include the share of work done, that is used, since units may differ in size. Such reports are frequent
+    and uneven, so they are averaged over a minute.
+    """
+
+    LEAST_SECONDS = 0.2
+    SECONDS_BETWEEN_SHARES = 3.0
+
+    def __init__(self, done: int, total: int, window: int = 20):
+        self.done, self.total, self.share = done, total, done / total if total else 0.0
+        self.is_by_share = False
+        self.began = time.monotonic()
+        # Seconds that do not count, and since when none does.
+        self._idle = 0.0
+        self._paused: float | None = None
+        self._marks: deque[tuple[float, int, float]] = deque([(self.began, done, self.share)], maxlen=window)
+
+    def pause(self) -> None:
+        """What follows is no progress that the rate should count, until `go_on` or the next report."""
+        if self._paused is None:
+            self._paused = time.monotonic()
+
+    def go_on(self) -> None:
+        if self._paused is not None:
+            self._idle += time.monotonic() - self._paused
+            self._paused = None
+
+    def reach(self, done: int, total: int, share: float | None = None) -> None:
+        self.go_on()
+        now = time.monotonic() - self._idle
+        self.is_by_share = share is not None
+        self.done, self.total, self.share = done, total, (done / total if total else 0.0) if share is None else share
+        if len(self._marks) > 2 and self.is_by_share and now - self._marks[-2][0] < self.SECONDS_BETWEEN_SHARES:
+            self._marks.pop()
+        self._marks.append((now, done, self.share))
+
+    def _rate(self, column: int) -> float:
+        """Progress per second; 0 while unknown. The first unit, which includes warm-up, is left out if possible."""
+        first, last = self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
+        seconds, grown = last[0] - first[0], last[column] - first[column]
+        return grown / seconds if seconds >= self.LEAST_SECONDS and grown > 0 else 0.0
+
+    @property
+    def per_second(self) -> float:
+        """Units per second."""
+        return self._rate(1)
+
+    @property
+    def left(self) -> str:
+        """How long the rest will take, as text; empty while unknown."""
+        rate = self._rate(2) if self.share < 1 else 0.0
+        return f"{duration((1 - self.share) / rate)} left" if rate else ""
+
+    @property
+    def speed(self) -> str:
+        rate = self.per_second
+        if not rate or self.is_by_share or rate > FASTEST:
+            return ""
+        return f"{number(round(rate, 1))}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in (self.speed, self.left) if part)
+
+
+def fitting(parts: Iterable[str], room: int) -> str:
+    """As many of these as fit, in order."""
+    text = ""
+    for part in parts:
+        longer = f"{text}, {part}" if text else part
+        if len(longer) > room:
+            break
+        text = longer
+    return text
+
+
+def progress_line(what: str, pace: Pace, note: str, width: int) -> tuple[str, str, str]:
+    """A progress line that fits into `width` columns: the text before the bar, the bar, and the text after it. The
+    name, the progress and the remaining time are always shown; numbers are dropped first."""
+    room = min(24, max(6, (width - 50) // 3))
+    name = what if len(what) <= 18 else what[:17] + "…"
+    full = round(room * min(max(pace.share, 0.0), 1.0))
+    front, bar = f"{name} ", "━" * full + "─" * (room - full)
+    counted = f" {pace.done:,}/{pace.total:,}"
+    wanted = [part for part in (pace.left, pace.speed, *note.split(", ")) if part]
+    rest = fitting(wanted, width - len(front) - len(bar) - len(counted) - 2)
+    return front, bar, counted + (f"  {rest}" if rest else "")
+
+
+def evaluated(event: Measured) -> str:
+    """An evaluation during a stage in one line: accuracies with their intervals, and numbers that explain them; mean
+    rewards where no problem has a gold."""
+    values = {name.removeprefix(EVALUATION): value for name, value in event.values.items()}
+    measure = ACCURACY if any(name.endswith(f"/{ACCURACY}") for name in values) else "reward"
+    benchmarks = [name.removesuffix(f"/{measure}") for name in values if name.endswith(f"/{measure}")]
+    if not benchmarks:
+        return f"{event.stage}: {event.axis} step {event.step}: {headline(event, most=6)}"
+    names = ["", *benchmarks] if len(benchmarks) > 1 else benchmarks
+    parts = []
+    for name in names[: MOST_BENCHMARKS + 1]:
+        front = f"{name}/" if name else ""
+        low, high = (values.get(f"{front}{ACCURACY}_{end}") for end in ("low", "high"))
+        interval = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+        value = values[f"{front}{measure}"]
+        shown = f"{value:.1%}{interval}" if measure == ACCURACY else f"reward {number(value)}"
+        parts.append(f"{name or 'mean'} {shown}")
+    if len(names) > MOST_BENCHMARKS + 1:
+        parts.append(f"and {len(names) - MOST_BENCHMARKS - 1} more")
+    front = "" if len(benchmarks) > 1 else f"{benchmarks[0]}/"
+    others = {"format": "format_accuracy", "cut off": "truncated"}
+    if values.get(f"{front}lenient_accuracy", 0.0) > values[f"{front}{measure}"] + WORTH_SAYING:
+        others["lenient"] = "lenient_accuracy"
+    told = [f"{word} {values[front + name]:.0%}" for word, name in others.items() if front + name in values]
+    return f"{event.stage}: evaluation at step {event.step}: {', '.join(parts)}; {', '.join(told)}".removesuffix("; ")
+
+
+def ended(event: StageEnded, last: Measured | None = None) -> str:
+    """The result of a stage: the numbers of its last step, its summary, its duration, and the path of the model."""
+    rest = dict(event.summary)
+    seconds, model = rest.pop("seconds", None), rest.pop("model", None)
+    reached: dict[str, Any] = {}
+    if last is not None and last.stage == event.stage:
+        reached = {name.removesuffix("/mean"): last.values[name] for name in REACHED if name in last.values}
+        reached |= {"right": f"{reached['right']:.0%}"} if "right" in reached else {}
+    took = "" if seconds is None else f" after {duration(seconds)}{' in this session' if event.resumed else ''}"
+    told = numbers({**reached, **{name: value for name, value in _counted(rest).items() if name != "steps"}})
+    where = "" if model is None else f"; the model is in {model}"
+    return f"{event.stage}: ended at step {event.step}{took}" + (f": {told}" if told else "") + where
+
+
+def _counted(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """If a stage reports how much it trained on, that comes before the size of its data."""
+    counts = {name: value for name, value in summary.items() if not name.startswith(LEARNT)}
+    for name in counts:
+        if LEARNT + name in summary:
+            counts[name] = f"{number(summary[LEARNT + name])} ({number(counts[name])} in the data)"
+    return counts
+
+
+def describe(event: Event) -> str:
+    """One line about an event, with all its numbers."""
+    match event:
+        case Said(text):
+            return text
+        case StageStarted(stage, step, total, resumed):
+            return (
+                f"{stage}: resumes after step {step} of {total}"
+                if resumed
+                else f"{stage}: {total} step{'' if total == 1 else 's'}"
+            )
+        case Measured(stage, step, axis, values, timings, held_by):
+            text = f"{stage}: {axis} step {step}: {numbers({**values, **timings})}"
+            return f"{text}, bottleneck {held_by}" if held_by else text
+        case Awaited(stage, what):
+            return f"{stage}: {what}"
+        case Progressed(what, done, total, note):
+            return f"{what}: {done} of {total}" + (f", {note}" if note else "")
+        case StageEnded():
+            return ended(event)

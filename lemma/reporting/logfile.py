@@ -11,7 +11,7 @@ from typing import TextIO
 
 from lemma.core.errors import UserError
 from lemma.core.events import Awaited, Event, Progressed, Said
-from lemma.reporting.text import describe
+from lemma.reporting.console import describe
 
 
 class LogFile:

@@ -17,7 +17,7 @@ from lemma.evaluation.metrics import Score, Summary
 from lemma.evaluation.paired import paired_test
 from lemma.evaluation.results import Report
 from lemma.formats import Format
-from lemma.reporting.text import duration
+from lemma.reporting.console import duration
 
 if TYPE_CHECKING:
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions

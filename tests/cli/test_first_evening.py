@@ -17,7 +17,7 @@ from lemma.data.data_options import SourceOptions
 from lemma.data.sources import files_of
 from lemma.models.load_model import load_for_inference
 from lemma.recipe import load_recipe
-from lemma.reporting.text import describe, ended
+from lemma.reporting.console import describe, ended
 from lemma.reports.page_data import differences
 
 PLAIN = {"question": "What is 2 plus 3?", "answer": "2 + 3 = 5\n#### 5"}

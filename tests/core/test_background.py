@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lemma.core.background import BackgroundWork
+from lemma.core.files import BackgroundWork
 
 
 def test_pieces_come_one_after_the_other() -> None:

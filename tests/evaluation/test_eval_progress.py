@@ -10,7 +10,7 @@ import pytest
 from lemma.core.events import Event, Progressed
 from lemma.evaluation import eval_progress
 from lemma.evaluation.eval_progress import Meter
-from lemma.reporting.text import Pace
+from lemma.reporting.console import Pace
 
 
 class Clock:

@@ -68,7 +68,7 @@ def watched(width: int) -> Iterator[tuple[Callable[..., None], Callable[[], str]
     clock, screen = Clock(), Screen()
     with (
         patch.dict(os.environ, {"COLUMNS": str(width), "LINES": "40", "TERM": "xterm"}),
-        patch("lemma.reporting.text.time.monotonic", clock),
+        patch("lemma.reporting.console.time.monotonic", clock),
     ):
         console = Console(screen)
         progress = console._view._progress  # type: ignore[union-attr]

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from lemma.core.events import Awaited, Event, Measured, Progressed, Said, StageEnded, StageStarted
+from lemma.reporting import bars
 from lemma.reporting import console as console_module
-from lemma.reporting.console import Console
-from lemma.reporting.text import Pace, evaluated, progress_line
+from lemma.reporting.console import Console, Pace, evaluated, progress_line
 
 NOTE = "reward 0.41, loss 0.0123, kl 0.002, entropy 0.31, grad_norm 0.7, lr 1e-06"
 
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("lemma.reporting.text.time.monotonic", clock)
+    monkeypatch.setattr("lemma.reporting.console.time.monotonic", clock)
     return clock
 
 
@@ -179,7 +179,7 @@ def test_the_console_gives_the_pace_of_steps_alone(
         console(Awaited("sft"))
         console(Progressed("sft", step, 8))
     view = console._view
-    pace = view._bars["sft"][1] if isinstance(view, console_module._Bars) else view._paces["sft"]
+    pace = view._bars["sft"][1] if isinstance(view, bars.Bars) else view._paces["sft"]
     assert str(pace) == "10.0 s each, 40 s left"
     console.close(False)
 

@@ -19,9 +19,8 @@ from lemma.core.errors import UserError
 from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
 from lemma.reporting import console as console_module
 from lemma.reporting import make_sink
-from lemma.reporting.console import Console
+from lemma.reporting.console import Console, Pace, duration, headline, number
 from lemma.reporting.sinks import Loggers
-from lemma.reporting.text import Pace, duration, headline, number
 from lemma.runs.run_folder import refuse_links
 
 
@@ -61,7 +60,7 @@ def test_durations() -> None:
 
 def test_pace_counts_only_what_this_process_did(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([100.0, 109.0, 111.0])
-    monkeypatch.setattr("lemma.reporting.text.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("lemma.reporting.console.time.monotonic", lambda: next(now))
     pace = Pace(40, 100)
     assert str(pace) == ""
     pace.reach(44, 100)

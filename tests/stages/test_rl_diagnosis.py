@@ -23,7 +23,7 @@ from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
 from lemma.models.update_flops import flops_per_row
 from lemma.objectives import NegativeLogLikelihood
 from lemma.recipe import load_recipe
-from lemma.reporting.text import describe
+from lemma.reporting.console import describe
 from lemma.rollouts import Episode, Rollouts
 from lemma.runs.clock import throughput
 from lemma.runs.run import train

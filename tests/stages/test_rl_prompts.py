@@ -11,7 +11,7 @@ import pytest
 from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.events import Measured, StageEnded
-from lemma.reporting.text import evaluated
+from lemma.reporting.console import evaluated
 from lemma.rollouts import read_episodes
 from tests.algorithms import toy
 from tests.stages.test_rl_stage import SMALL, small_stage

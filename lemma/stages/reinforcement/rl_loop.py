@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from lemma.algorithms import Algorithm, Memory
-from lemma.core.background import BackgroundWork
 from lemma.core.faults import fault_point
+from lemma.core.files import BackgroundWork
 from lemma.core.random import permutation
 from lemma.core.ranks import is_leader
 from lemma.core.types import Group, write_tokens
