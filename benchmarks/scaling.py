@@ -173,7 +173,7 @@ def step_of(
     parts: Parts, fmt: Any, tasks: list[Any], engine: Engine, tokenizer: Any, folder: Path
 ) -> tuple[list[Any], int]:
     """Play, judge, write and group; advantages and numbers of the step. The trajectories, and how many tokens."""
-    from lemma.algorithms import ALGORITHMS, Memory
+    from lemma.algorithms import ALGORITHMS, AlgorithmState
     from lemma.engines.protocol import Sampling
     from lemma.rewards import make_reward
     from lemma.rollouts import Judge, Roller
@@ -189,7 +189,7 @@ def step_of(
     )  # fmt: skip
     rollouts = parts.time("play, judge, journal, groups", lambda: roller.step(1))
     batch = [group for group in rollouts.groups if group.trajectories]
-    parts.time("advantages", lambda: algorithm.assign(batch, Memory()))
+    parts.time("advantages", lambda: algorithm.assign(batch, AlgorithmState()))
     parts.time("advantages", lambda: [group for group in batch if has_advantage(group)])
     parts.time("numbers of the step", lambda: rollout_metrics(rollouts, batch, by_verdict=True))
     return [t for group in batch for t in group.trajectories], sum(one.tokens for one in rollouts.episodes)

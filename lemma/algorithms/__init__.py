@@ -1,6 +1,8 @@
 """Algorithms of reinforcement learning: one small file each, and the one registry of them."""
 
-from lemma.algorithms.algorithm import Algorithm, Memory, rewards_of
+from typing import Any
+
+from lemma.algorithms.algorithm import Algorithm, AlgorithmState, rewards_of
 from lemma.algorithms.cispo import Cispo
 from lemma.algorithms.dapo import Dapo
 from lemma.algorithms.dr_grpo import DrGrpo
@@ -33,4 +35,11 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
     },
 )
 
-__all__ = ["ALGORITHMS", "Algorithm", "Memory", "rewards_of"]
+
+def __getattr__(name: str) -> Any:
+    if name == "Memory":
+        raise ImportError("Memory of lemma.algorithms is called AlgorithmState; import that")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmState", "rewards_of"]

@@ -16,13 +16,14 @@ from pydantic import Field
 from lemma.algorithms.parts.advantages import learns, rewards_of, write_advantages
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.config import Options
+from lemma.core.errors import UserError
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
     from lemma.objectives import Objective
 
 
-class Memory:
+class AlgorithmState:
     """The state of an algorithm between steps: `numbers`, such as the weight of an adaptive penalty, which are logged
     with the metrics, and `inner` ones, such as the optimiser moments behind it, which are not."""
 
@@ -37,6 +38,15 @@ class Memory:
         self.numbers, self.inner = dict(extra["numbers"]), dict(extra["inner"])
 
 
+RENAMED = {
+    "is_live": "has_signal",
+    "needs_dead_groups": "needs_all_groups",
+    "replaces_dead": "replaces_groups",
+    "advice_for_dead_groups": "advice_without_signal",
+}
+"""Names that algorithms of other people's may still define."""
+
+
 class Algorithm(Options):
     """What every algorithm has: the number of samples per problem, and how often they are used."""
 
@@ -47,13 +57,18 @@ class Algorithm(Options):
     mini_batches: int = Field(1, ge=1)
     """Optimisation steps per pass; a group is never split between them."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in RENAMED.keys() & cls.__dict__.keys():
+            raise UserError(f"{cls.__name__} defines {name}, which algorithms call {RENAMED[name]}", fix="rename it")
+
     # --- the advantage and the objective -----------------------------------------------------------------------
 
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         """One advantage for each sample, from the rewards of each group."""
         raise AssertionError("an algorithm defines advantages or assign")
 
-    def objective(self, max_tokens: int, memory: Memory) -> Objective:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> Objective:
         """The loss of one update; `max_tokens` is the longest response."""
         raise AssertionError("an algorithm defines its objective")
 
@@ -63,7 +78,7 @@ class Algorithm(Options):
 
     # --- what the loop calls -----------------------------------------------------------------------------------
 
-    def assign(self, groups: Sequence[Group], memory: Memory) -> None:
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         """Write `advantage` (and anything else the objective needs) into the token fields of every trajectory.
 
         These are all groups of the step, on every rank.
@@ -74,11 +89,11 @@ class Algorithm(Options):
         """The reward of each episode as the algorithm takes it, clipped or with a penalty for being cut off."""
         return rewards_of(group)
 
-    def is_live(self, group: Group) -> bool:
-        """Whether the rewards of this group give any of its trained tokens an advantage."""
+    def has_signal(self, group: Group) -> bool:
+        """Whether the rewards of this group give any of its trained tokens an advantage, and so a signal."""
         return learns(group, self.advantages([rewards_of(group)])[0])
 
-    def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
+    def observe(self, metrics: Mapping[str, float], memory: AlgorithmState) -> None:
         """Look at the metrics of a step; this is where controllers update their state."""
 
     def prefix_lengths(self, trace_tokens: int, *, seed: int, step: int, problem_id: str) -> list[int]:
@@ -91,9 +106,8 @@ class Algorithm(Options):
     """Whether a value model learns in addition to the policy."""
     compares: ClassVar[bool] = True
     """Whether the samples of a problem are compared with each other, so that equal rewards teach nothing."""
-    replaces_dead: ClassVar[int] = 0
-    """Maximum number of further rounds of generation that replace groups without advantages, unless the stage sets
-    it."""
+    replaces_groups: ClassVar[int] = 0
+    """Maximum number of further rounds of generation that replace groups without signal, unless the stage sets it."""
 
     @property
     def updates(self) -> int:
@@ -112,8 +126,8 @@ class Algorithm(Options):
         return False
 
     @property
-    def needs_dead_groups(self) -> bool:
-        """Whether a group without advantages has a gradient nevertheless."""
+    def needs_all_groups(self) -> bool:
+        """Whether a group without signal has a gradient nevertheless."""
         return False
 
     @property
@@ -175,6 +189,7 @@ class Algorithm(Options):
         return False
 
     @property
-    def advice_for_dead_groups(self) -> str:
-        """What to change if rewards vary and groups are dead nevertheless; empty if it is not up to this algorithm."""
+    def advice_without_signal(self) -> str:
+        """What to change if rewards vary and groups have no signal nevertheless; empty if that is not up to this
+        algorithm."""
         return ""

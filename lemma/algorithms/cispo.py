@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import Normalise, Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
@@ -34,7 +34,7 @@ class Cispo(RatioOptions, PolicyGradient):
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         from lemma.objectives.policy_loss import CappedWeight
 
         return self.policy_loss(CappedWeight(self.cap), max_tokens, memory)

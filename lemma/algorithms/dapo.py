@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import ClipHigh, Normalise, Scale
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
@@ -31,10 +31,10 @@ class Dapo(ClipOptions, RatioOptions, PolicyGradient):
     normalise: Normalise = "token"
     clip_high: ClipHigh = 0.28
 
-    replaces_dead: ClassVar[int] = 5
+    replaces_groups: ClassVar[int] = 5
 
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         return self.policy_loss(self.clipped(), max_tokens, memory)

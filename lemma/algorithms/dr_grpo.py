@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import Normalise
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
@@ -31,5 +31,5 @@ class DrGrpo(ClipOptions, RatioOptions, PolicyGradient):
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         return self.policy_loss(self.clipped(), max_tokens, memory)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Algorithm, Memory
+from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts.loss_options import Constant, Normalise, check_divisor
 from lemma.core.types import Group, Trajectory
 
@@ -48,13 +48,13 @@ class ExpertIteration(Algorithm):
         return False
 
     @property
-    def advice_for_dead_groups(self) -> str:
+    def advice_without_signal(self) -> str:
         return (
             f"almost no completion is worth `algorithm.threshold` ({self.threshold:g}), so nothing is imitated; lower "
             "it, or raise the weights in `rewards`"
         )
 
-    def assign(self, groups: Sequence[Group], memory: Memory) -> None:
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         """Samples that are not kept are masked: they are neither computed nor counted."""
         for group in groups:
             kept = {id(trajectory) for trajectory in self.kept(group)}
@@ -63,7 +63,7 @@ class ExpertIteration(Algorithm):
                 if id(trajectory) not in kept:
                     trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
 
-    def is_live(self, group: Group) -> bool:
+    def has_signal(self, group: Group) -> bool:
         return bool(self.kept(group))
 
     def kept(self, group: Group) -> list[Trajectory]:
@@ -74,7 +74,7 @@ class ExpertIteration(Algorithm):
                 right.setdefault(b"".join(one.ids_T.tobytes() for one in episode) if self.distinct else number, episode)
         return [one for episode in list(right.values())[: self.per_problem] for one in episode]
 
-    def objective(self, max_tokens: int, memory: Memory) -> NegativeLogLikelihood:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> NegativeLogLikelihood:
         from lemma.objectives import NegativeLogLikelihood
 
         return NegativeLogLikelihood(self.normalise, self.constant or float(max_tokens), name=self.name)

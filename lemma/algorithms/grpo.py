@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import any_differs, assign_each, compared
 from lemma.algorithms.parts.loss_options import EachReward, Scale
 from lemma.algorithms.parts.policy_gradient import GainOptions, PolicyGradient, RatioOptions
@@ -47,13 +47,13 @@ class Grpo(GainOptions, RatioOptions, PolicyGradient):
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         return self.policy_loss(self.surrogate(), max_tokens, memory)
 
-    def assign(self, groups: Sequence[Group], memory: Memory) -> None:
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         if not self.each_reward:
             return super().assign(groups, memory)
         assign_each(groups, self.each_reward, self.epsilon)
 
-    def is_live(self, group: Group) -> bool:
-        return any_differs(group, self.each_reward, self.epsilon) if self.each_reward else super().is_live(group)
+    def has_signal(self, group: Group) -> bool:
+        return any_differs(group, self.each_reward, self.epsilon) if self.each_reward else super().has_signal(group)

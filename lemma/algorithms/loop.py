@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import compared, is_large
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
@@ -60,7 +60,7 @@ class Loop(RatioOptions, PolicyGradient):
         groups = compared(rewards, baseline, scale=self.scale, epsilon=self.epsilon, unbiased=False)
         return [np.where(is_large(a, self.least_advantage, self.positive_only), a, 0.0) for a in groups]
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         from lemma.objectives.policy_loss import Clip, LogprobGain
 
         surrogate = LogprobGain() if self.clip is None else Clip.symmetric_in_log(self.clip)

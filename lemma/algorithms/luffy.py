@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import rewards_of
 from lemma.algorithms.parts.luffy_options import LuffyOptions
 from lemma.algorithms.parts.traces import by_origin, mixed_advantages, off_policy, target_probs, taught
@@ -30,14 +30,14 @@ class Luffy(LuffyOptions):
     name: Literal["luffy"] = "luffy"
     """Off-policy guidance from a teacher's traces."""
 
-    def assign(self, groups: Sequence[Group], memory: Memory) -> None:
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         for group in groups:
             for trajectory, advantage_T in zip(group.trajectories, self.of_tokens(group), strict=True):
                 trajectory.token_fields["advantage"] = advantage_T
                 if self.needs_trace_probs:
                     trajectory.token_fields["target_prob"] = target_probs(group, trajectory)
 
-    def is_live(self, group: Group) -> bool:
+    def has_signal(self, group: Group) -> bool:
         if self.sft_weight is not None and any(off_policy(t)[t.chosen_T].any() for t in group.trajectories):
             return True
         rows = zip(group.trajectories, self.of_tokens(group), strict=True)
@@ -51,7 +51,7 @@ class Luffy(LuffyOptions):
         )
         return by_origin(group, advantages, self.off_policy.factor, self.compat, self.group_size)
 
-    def objective(self, max_tokens: int, memory: Memory) -> MixedPolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> MixedPolicyLoss:
         from lemma.objectives.mixed import MixedPolicyLoss
         from lemma.objectives.policy_loss import KlTerm, MismatchWeight, clipped
 
@@ -69,5 +69,5 @@ class Luffy(LuffyOptions):
             **self.compat.of_loss(self.entropy, memory),
         )
 
-    def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
+    def observe(self, metrics: Mapping[str, float], memory: AlgorithmState) -> None:
         self.compat.observe(self.entropy, metrics, memory)

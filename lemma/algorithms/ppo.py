@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import model_validator
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts import ppo_options as parts
 from lemma.algorithms.parts.episode_tokens import write_episodes
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Normalise
@@ -48,7 +48,7 @@ class Ppo(parts.CriticOptions, parts.RewardKlOptions, ClipOptions, PolicyGradien
         return refuse_moved(values, parts.PPO_MOVED)
 
     @property
-    def needs_dead_groups(self) -> bool:
+    def needs_all_groups(self) -> bool:
         return True
 
     @property
@@ -58,10 +58,10 @@ class Ppo(parts.CriticOptions, parts.RewardKlOptions, ClipOptions, PolicyGradien
     def credited(self, group: Group) -> np.ndarray:
         return parts.scores_of(group.episodes, self.compat)
 
-    def is_live(self, group: Group) -> bool:
+    def has_signal(self, group: Group) -> bool:
         return True
 
-    def assign(self, groups: Sequence[Group], memory: Memory) -> None:
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         """`advantage` and `return` of every token, from `value` and, for a KL in the reward, `old` and `reference`."""
         episodes = [episode for group in groups for episode in group.episodes]
         kl_BT = parts.kl_of_tokens(episodes, self.kl_estimator) if self.kl_in_reward else None
@@ -71,6 +71,6 @@ class Ppo(parts.CriticOptions, parts.RewardKlOptions, ClipOptions, PolicyGradien
         if kl_BT is not None:
             parts.track_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         loss = self.policy_loss(self.clipped(), max_tokens, memory)
         return replace(loss, kl=None) if self.kl_in_reward else loss

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import compared, rewards_of
 from lemma.algorithms.parts.loss_options import Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient
@@ -52,16 +52,16 @@ class Reinforce(PolicyGradient):
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return compared(rewards, "mean" if self.compares else "none", scale=self.scale, epsilon=self.epsilon)
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         from lemma.objectives.policy_loss import LogprobGain
 
         return self.policy_loss(LogprobGain(), max_tokens, memory)
 
-    def is_live(self, group: Group) -> bool:
+    def has_signal(self, group: Group) -> bool:
         advantages = compared([rewards_of(group)], "mean" if self.compares else "none")[0]
         return self.whiten or has_returns(group, advantages, centred=self.compares)
 
-    def assign(self, groups: Sequence[Group], memory: Memory) -> None:
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         super().assign(groups, memory)
         if self.whiten or self.gamma < 1 or is_paid(groups):
             by = divisors([rewards_of(group) for group in groups], self.scale, self.epsilon)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts import advantages as parts
 from lemma.algorithms.parts.episode_tokens import kl_of_samples, remember_kl
 from lemma.algorithms.parts.loss_options import Level
@@ -58,10 +58,10 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return self._compared([self._within_clip(group) for group in rewards])
 
-    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         return self.policy_loss(self.clipped(), max_tokens, memory)
 
-    def assign(self, groups: Sequence[Group], memory: Memory) -> None:
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         if not self.reward_kl:
             return super().assign(groups, memory)
         kls = [kl_of_samples(group) for group in groups]

@@ -33,7 +33,7 @@ def check_written(folder: Path) -> None:
 
 
 @torch.no_grad()
-def check_speaks(policy: Policy) -> None:
+def check_finite(policy: Policy) -> None:
     """Refuse a model whose weights are finite but so large that its log-probabilities are not."""
     ids = np.arange(PROBED_TOKENS, dtype=np.int64) % len(policy.head.weight)
     batch = TokenBatch.build([Trajectory(ids, np.arange(len(ids)) > 0)], [0], policy.device)

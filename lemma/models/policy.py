@@ -229,7 +229,7 @@ class Policy(PackModel):
         return unknown_layers(self.backbone, config)
 
     @cached_property
-    def findings(self) -> probing.Findings:
+    def findings(self) -> probing.ProbeReport:
         """What a probe found out, once."""
         return probing.examine(self)
 

@@ -112,7 +112,7 @@ def compare(
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ProbeReport:
     """Why neither the learner nor the native engine can take a model, or None; and how much it rounds."""
 
     reason: str | None
@@ -120,11 +120,11 @@ class Findings:
 
 
 @torch.no_grad()
-def examine(policy: Policy) -> Findings:
+def examine(policy: Policy) -> ProbeReport:
     """Two sequences in one pack, scored by Lemma and by the model's own forward; and beyond a window, if it has one."""
     strange = policy.strangeness()
     if strange is not None:
-        return Findings(strange)
+        return ProbeReport(strange)
     ids = probe_ids(policy, min(TOKENS, policy.context))
     lengths = [len(ids) // 4, len(ids) - len(ids) // 4]
     parts = [part for part in ids.split(lengths) if len(part)]
@@ -132,14 +132,14 @@ def examine(policy: Policy) -> Findings:
         findings = compare(policy, parts, lambda best: _packed(policy, parts, best))
         reason = findings.fault
         if reason is not None:
-            return Findings(f"{reason}{_first_difference(policy, parts)}", findings.rounding)
-        return Findings(_beyond_window(policy), findings.rounding)
+            return ProbeReport(f"{reason}{_first_difference(policy, parts)}", findings.rounding)
+        return ProbeReport(_beyond_window(policy), findings.rounding)
     except Exception as error:
         if not is_trouble(error):
             raise
         refuse_without_room(error)
         first = (str(error).strip().splitlines() or [""])[0]
-        return Findings(f"it does not take packed sequences ({type(error).__name__}: {first})")
+        return ProbeReport(f"it does not take packed sequences ({type(error).__name__}: {first})")
 
 
 def refuse_without_room(error: Exception) -> None:

@@ -16,7 +16,7 @@ from lemma.core.types import Output, Scope, Trajectory
 
 Normalise = Literal["token", "sequence", "constant"]
 """How the losses of tokens are averaged (`divisors`)."""
-SAID = "said"
+EPISODE_TOKENS = "episode_tokens"
 """The trajectory field that counts the trained tokens of its whole episode."""
 
 
@@ -37,7 +37,7 @@ class Totals:
         return cls(float(tokens), float(sequences), float(len({t.unit for t in trajectories})))
 
 
-def count_said(trajectories: Sequence[Trajectory]) -> None:
+def count_episode_tokens(trajectories: Sequence[Trajectory]) -> None:
     """Give every trajectory the number of trained tokens of its whole episode, if any episode on any rank gave several.
 
     A collective: every rank must call it.
@@ -50,7 +50,7 @@ def count_said(trajectories: Sequence[Trajectory]) -> None:
             place = (one.unit, one.episode)
             said[place] = said.get(place, 0) + one.trained_tokens
     for one in trajectories:
-        one.fields[SAID] = float(one.trained_tokens if one.episode is None else said[one.unit, one.episode])
+        one.fields[EPISODE_TOKENS] = float(one.trained_tokens if one.episode is None else said[one.unit, one.episode])
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class LossInputs:
         """Trained tokens of each sequence, at least 1 to avoid dividing by zero."""
         return self.per_sequence(self.ones_N).clamp(min=1)
 
-    def said_B(self) -> torch.Tensor:
+    def episode_tokens_B(self) -> torch.Tensor:
         """Trained tokens of each sequence's whole episode, which has other sequences if history was rewritten."""
-        return self.fields.get(SAID, self.lengths_B()).clamp(min=1)
+        return self.fields.get(EPISODE_TOKENS, self.lengths_B()).clamp(min=1)
 
     def turn_N(self) -> torch.Tensor:
         """The number of each token's turn, counted over all sequences; without turns, a sequence is one turn."""
@@ -121,7 +121,7 @@ def divisors(terms: LossInputs, normalise: Normalise, constant: float = 1.0) -> 
     sequences = max(terms.totals.sequences, 1.0)
     if normalise == "token":
         return None, max(terms.totals.tokens, 1.0)
-    return (terms.said_B(), sequences) if normalise == "sequence" else (None, constant * sequences)
+    return (terms.episode_tokens_B(), sequences) if normalise == "sequence" else (None, constant * sequences)
 
 
 def token_weights(terms: LossInputs, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:

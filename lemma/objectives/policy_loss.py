@@ -86,7 +86,7 @@ class PolicyLoss:
         metrics: dict[str, Ratio] = {}
         gain_weight_N = weight_N
         if self.level == "trajectory":  # each trajectory is an action and counts as the whole episode
-            gain_weight_N = weight_N * (terms.said_B() / terms.lengths_B())[terms.sequence_N]
+            gain_weight_N = weight_N * (terms.episode_tokens_B() / terms.lengths_B())[terms.sequence_N]
 
         policy_N = -self.surrogate.gain(ratio_N, logprobs_N, advantage_N)
         keep_N = self._kept(terms, old_N)

@@ -195,7 +195,7 @@ class Roller:
         return journal
 
     def _is_live(self, group: Group) -> bool:
-        return any(trajectory.trained_tokens for trajectory in group.trajectories) and self.algorithm.is_live(group)
+        return any(trajectory.trained_tokens for trajectory in group.trajectories) and self.algorithm.has_signal(group)
 
     def _next_count(self, rollouts: Rollouts) -> int:
         """How many more problems will probably do, by the share of live groups so far; never more than a whole step."""

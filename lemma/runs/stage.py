@@ -21,7 +21,7 @@ from lemma.core.random import key
 from lemma.core.ranks import from_leader, is_leader, slots, world_size
 from lemma.core.roll_call import check_alike
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
-from lemma.learning.divergence import Diverged, check_speaks
+from lemma.learning.divergence import Diverged, check_finite
 from lemma.learning.learner import Learner
 from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
@@ -41,7 +41,7 @@ LOSS = "loss"
 """What chooses the best checkpoint where no metric does."""
 
 
-class Kept(Protocol):
+class Stateful(Protocol):
     """What a stage saves besides its learner: a controller, a critic, a position in the data. Tensors may be empty."""
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
@@ -89,7 +89,7 @@ class Stage:
         # Fingerprints of what it depends on besides the data, and how many metrics rows it has written.
         self._ingredients: dict[str, str] = {}
         self._rows = 0
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, Stateful] = {}
         # Waits for files that a checkpoint's step must have on disk, if they are written in the background.
         self.before_saving: Callable[[], None] = lambda: None
         # The step after which metrics rows are void; None once they are dropped.
@@ -196,7 +196,7 @@ class Stage:
 
     # --- going on ----------------------------------------------------------------------------------------------
 
-    def keep(self, name: str, part: Kept) -> None:
+    def keep(self, name: str, part: Stateful) -> None:
         """Save this part in every checkpoint, and load it when the stage resumes."""
         self._kept[name] = part
 
@@ -324,7 +324,7 @@ class Stage:
         self._waits.begin("writing the last checkpoint and the model")
         partial = self.folder.stage(self.name) / ".final.partial"
         try:
-            check_speaks(policy)
+            check_finite(policy)
             written = whole_policy(policy) if policy.is_split else policy
             files = from_leader(lambda: write_final_model(self, written or policy, partial), "the final model")
         except UserError:

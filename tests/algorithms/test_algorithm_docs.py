@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from lemma.algorithms import ALGORITHMS
-from lemma.algorithms.algorithm import Algorithm, Memory
+from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts.policy_gradient import PolicyGradient
 from lemma.config import Options
 from lemma.config.shape import annotation_of, classes_below
+from lemma.core.errors import UserError
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions, RolloutOptions
 from tests.algorithms import toy
 from tests.algorithms.made import group, response, trajectory
@@ -102,9 +104,16 @@ def test_the_example_of_the_how_to_works(tmp_path: Path) -> None:
     ranked = ReinforcementOptions.model_validate({"algorithm": named}).algorithm
     best, middle, worst = trajectory(9.0), trajectory(1.0), trajectory(0.0)
     dead = group(trajectory(1.0), trajectory(1.0))
-    ranked.assign([group(best, middle, worst), dead], Memory())
+    ranked.assign([group(best, middle, worst), dead], AlgorithmState())
     assert [response(item, "advantage")[0] for item in (best, middle, worst)] == [2.0, 0.0, -2.0]
-    assert ranked.is_live(group(best, worst)) and not ranked.is_live(dead)
+    assert ranked.has_signal(group(best, worst)) and not ranked.has_signal(dead)
     assert all(np.all(item.token_fields["advantage"] == 0) for item in dead.trajectories)
     stage = toy.reinforcement(tmp_path, named, steps=2, rewards=[toy.PARITY])
     assert [row["updates"] for row in toy.Toy(tmp_path).train(stage)] == [1.0, 1.0]
+
+
+def test_names_that_algorithms_had_before_are_told_with_the_new_ones() -> None:
+    with pytest.raises(UserError, match=r"Own defines is_live, which algorithms call has_signal; rename it"):
+        type("Own", (PolicyGradient,), {"is_live": lambda self, group: True})
+    with pytest.raises(ImportError, match=r"Memory of lemma\.algorithms is called AlgorithmState"):
+        importlib.import_module("lemma.algorithms").Memory  # noqa: B018

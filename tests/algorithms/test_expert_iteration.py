@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.expert_iteration import ExpertIteration
 from lemma.core.types import Group
 from lemma.objectives import Totals
@@ -36,8 +36,8 @@ def samples() -> Group:
 )
 def test_right_samples_are_kept(options: dict[str, Any], kept: list[bool]) -> None:
     mine = samples()
-    assert expert(**options).is_live(mine) == any(kept)
-    expert(**options).assign([mine], Memory())
+    assert expert(**options).has_signal(mine) == any(kept)
+    expert(**options).assign([mine], AlgorithmState())
     assert [bool(t.trained_tokens) for t in mine.trajectories] == kept
     assert [response(t, "advantage")[0] for t in mine.trajectories] == [float(one) for one in kept]
     assert Totals.of(mine.trajectories).tokens == sum(
@@ -59,9 +59,9 @@ def test_an_episode_of_two_trajectories_is_kept_whole_and_counts_once() -> None:
 
 
 def test_its_loss_is_the_likelihood() -> None:
-    loss = expert(normalise="constant").objective(30, Memory())
+    loss = expert(normalise="constant").objective(30, AlgorithmState())
     assert (loss.normalise, loss.constant) == ("constant", 30.0)
-    assert not expert(epochs=3).needs_old and not expert().needs_dead_groups
+    assert not expert(epochs=3).needs_old and not expert().needs_all_groups
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.luffy import Luffy
 from lemma.algorithms.parts.prefixes import PrefixOptions
 from lemma.core.errors import UserError
@@ -29,9 +29,9 @@ def test_a_masked_sample_that_a_teacher_began_is_not_the_policys_own() -> None:
     cut.chosen_T = np.zeros_like(cut.chosen_T)
     one = group(cut, trajectory(0.0), trajectory(0.0))
     options = luffy(group_size=3, statistics="on_policy", prefix={"min": 0.5, "max": 0.5})
-    options.assign([one], Memory())
+    options.assign([one], AlgorithmState())
     assert [response(t, "advantage")[0] for t in one.trajectories] == [1.0, 0.0, 0.0]
-    assert not luffy(group_size=3, sft_weight=1.0, prefix={"min": 0.5, "max": 0.5}).is_live(group(cut))
+    assert not luffy(group_size=3, sft_weight=1.0, prefix={"min": 0.5, "max": 0.5}).has_signal(group(cut))
 
 
 # --- prefixes --------------------------------------------------------------------------------------------------------
@@ -116,32 +116,32 @@ def mixed_group(**extra: object) -> Any:
 def test_advantages_of_a_mixed_group(options: dict[str, Any], expected: list[float]) -> None:
     """The mean of all rewards is 1/2, of the policy's own 1/3; the deviation of all is 0.577."""
     mixed = mixed_group()
-    luffy(**options).assign([mixed], Memory())
+    luffy(**options).assign([mixed], AlgorithmState())
     for item, advantage in zip(mixed.trajectories, expected, strict=True):
         assert response(item, "advantage") == pytest.approx([advantage] * 3, rel=1e-5)
-    assert luffy(**options).is_live(mixed)
+    assert luffy(**options).has_signal(mixed)
 
 
 def test_an_episode_of_two_trajectories_counts_once() -> None:
     """Rewards 1 and 0: the mean is 1/2, though the first has two trajectories."""
     mixed = group(trajectory(1.0, given=3), trajectory(1.0), trajectory(0.0))
     mixed.trajectories[0].episode = mixed.trajectories[1].episode = 0
-    luffy().assign([mixed], Memory())
+    luffy().assign([mixed], AlgorithmState())
     assert [response(item, "advantage")[0] for item in mixed.trajectories] == [0.5, 0.5, -0.5]
 
 
 def test_groups_are_compared_each_with_itself() -> None:
     first, second = group(trajectory(1.0), trajectory(0.0)), group(trajectory(5.0), trajectory(5.0))
-    luffy(group_size=2).assign([first, second], Memory())
+    luffy(group_size=2).assign([first, second], AlgorithmState())
     assert [response(item, "advantage")[0] for item in first.trajectories] == [0.5, -0.5]
     assert [response(item, "advantage")[0] for item in second.trajectories] == [0.0, 0.0]
-    assert not luffy(entropy=0).is_live(second)
+    assert not luffy(entropy=0).has_signal(second)
 
 
 def test_tokens_count_by_their_origin() -> None:
     begun = group(trajectory(1.0, given=2), trajectory(0.0))
     options = luffy(group_size=2, off_policy={"factor": 3.0}, compat={"on_policy": {"factor": 0.5}})
-    options.assign([begun], Memory())
+    options.assign([begun], AlgorithmState())
     assert response(begun.trajectories[0], "advantage") == [1.5, 1.5, 0.25]
     assert response(begun.trajectories[1], "advantage") == [-0.25] * 3
 
@@ -149,29 +149,29 @@ def test_tokens_count_by_their_origin() -> None:
 def test_a_reward_for_the_prefix_alone() -> None:
     begun = group(trajectory(1.0, given=2), trajectory(1.0, given=1))
     options = luffy(group_size=2, prefix={"samples": -1, "min": 0.0}, compat={"prefix_reward": 1.0}, entropy=0)
-    options.assign([begun], Memory())
+    options.assign([begun], AlgorithmState())
     assert response(begun.trajectories[0], "advantage") == [0.5, 0.5, 0.0]
-    assert options.is_live(begun), "equal rewards, and still the teacher's tokens are learnt"
+    assert options.has_signal(begun), "equal rewards, and still the teacher's tokens are learnt"
 
 
 def test_imitation_keeps_groups_of_equal_rewards_alive() -> None:
     equal = group(trajectory(1.0, given=3), trajectory(1.0))
-    assert luffy(sft_weight=1.0, entropy=0).is_live(equal)
-    assert luffy(sft_weight=1.0, entropy=0).needs_dead_groups
-    assert not luffy(entropy=0).is_live(equal) and not luffy(entropy=0).needs_dead_groups
+    assert luffy(sft_weight=1.0, entropy=0).has_signal(equal)
+    assert luffy(sft_weight=1.0, entropy=0).needs_all_groups
+    assert not luffy(entropy=0).has_signal(equal) and not luffy(entropy=0).needs_all_groups
 
 
 def test_a_teachers_own_probabilities() -> None:
     """Two are given for three tokens: the third is the end that was added to the trace."""
     options = luffy(off_policy={"behaviour": "given"})
     mixed = mixed_group(trace_probs=[0.5, 0.25])
-    options.assign([mixed], Memory())
+    options.assign([mixed], AlgorithmState())
     assert response(mixed.trajectories[0], "target_prob") == [0.5, 0.25, 1.0]
     assert response(mixed.trajectories[1], "target_prob") == [1.0, 1.0, 1.0]
     with pytest.raises(UserError, match="behaviour: one"):
-        options.assign([mixed_group()], Memory())
+        options.assign([mixed_group()], AlgorithmState())
     with pytest.raises(UserError, match="1 trace_probs for 3 tokens"):
-        options.assign([mixed_group(trace_probs=[0.5])], Memory())
+        options.assign([mixed_group(trace_probs=[0.5])], AlgorithmState())
 
 
 def test_a_teachers_probabilities_are_those_of_its_turns() -> None:
@@ -182,7 +182,7 @@ def test_a_teachers_probabilities_are_those_of_its_turns() -> None:
     begun.episode = last.episode = 0
     mixed = group(begun, last, trajectory(0.0), trace_probs=[0.1, 0.2, 0.3, 0.4, 0.5])
     mixed.trace_turns = (2, 2, 1)
-    luffy(off_policy={"behaviour": "given"}).assign([mixed], Memory())
+    luffy(off_policy={"behaviour": "given"}).assign([mixed], AlgorithmState())
     assert [response(one, "target_prob") for one in (begun, last)] == [[0.1, 0.3, 0.4], [0.5]]
 
 
@@ -207,7 +207,7 @@ def test_the_published_loss_by_hand() -> None:
     """Two samples of one token. The teacher's has p = 0.1 and advantage 1: f(p) = 1/2, and d f / d log p = 1/4, the
     largest there is. The policy's has ratio 1 and advantage -1. Constant 4, two samples; entropy weight 0.001."""
     made = terms([np.log(0.1), np.log(0.3)], advantage=[1.0, -1.0], off=[1.0, 0.0])
-    loss = luffy(constant=4).objective(99, Memory())(made)
+    loss = luffy(constant=4).objective(99, AlgorithmState())(made)
     assert loss.value.item() == pytest.approx((-0.5 + 1.0) / (4 * 2) - 0.001 * 0.5)
     grad = torch.autograd.grad(loss.value, made.logprobs_N)[0]
     assert grad.tolist() == pytest.approx([-0.25 / 8, 1.0 / 8])
@@ -217,14 +217,14 @@ def test_the_published_loss_by_hand() -> None:
 
 
 def test_the_constant_is_the_longest_response_unless_given() -> None:
-    assert luffy().objective(77, Memory()).constant == 77.0
-    assert luffy(constant=5).objective(77, Memory()).constant == 5.0
+    assert luffy().objective(77, AlgorithmState()).constant == 77.0
+    assert luffy(constant=5).objective(77, AlgorithmState()).constant == 5.0
 
 
 def test_imitation_by_hand() -> None:
     """The teacher's sample has -2 log p whatever its advantage, the other -A ratio; both over all tokens."""
     made = terms([np.log(0.1), np.log(0.3)], advantage=[-7.0, -1.0], off=[1.0, 0.0])
-    loss = luffy(sft_weight=2.0, normalise="token", entropy=0).objective(9, Memory())(made)
+    loss = luffy(sft_weight=2.0, normalise="token", entropy=0).objective(9, AlgorithmState())(made)
     assert loss.value.item() == pytest.approx((-2 * np.log(0.1) + 1.0) / 2)
     assert loss.metrics["sft/loss"] == pytest.approx((-np.log(0.1), 1.0))
     assert loss.metrics["on/loss"] == pytest.approx((1.0, 1.0))
@@ -232,7 +232,7 @@ def test_imitation_by_hand() -> None:
 
 def test_a_teachers_token_does_not_overflow_where_the_old_policy_is_far_away() -> None:
     made = terms([-1.0, -1.0], advantage=[1.0, 1.0], off=[1.0, 0.0], old=[-5000.0, -1.0])
-    loss = luffy(entropy=0).objective(9, Memory())(made).value
+    loss = luffy(entropy=0).objective(9, AlgorithmState())(made).value
     assert torch.isfinite(loss) and torch.autograd.grad(loss, made.logprobs_N)[0].isfinite().all()
 
 
@@ -251,7 +251,7 @@ def test_options_reach_the_objective() -> None:
             "adaptive_entropy": {"kind": "proportional", "target": 0.7},
         },
     )
-    made = options.objective(10, Memory())
+    made = options.objective(10, AlgorithmState())
     assert (made.surrogate.low, made.surrogate.high) == (0.8, 1.3)  # type: ignore[attr-defined]
     assert made.kl is not None and (made.kl.weight, made.kl.estimator) == (0.1, "low_var_kl")
     assert (made.skip_above, made.ratio_kl, made.entropy_target, made.off_max) == (0.9, 0.01, 0.7, 0.8)
@@ -263,17 +263,17 @@ def test_options_reach_the_objective() -> None:
 
 def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
     options = luffy(entropy=0.01, compat={"adaptive_entropy": {"target": 1.0, "lr": 0.1}})
-    straight, saved = Memory(), Memory()
+    straight, saved = AlgorithmState(), AlgorithmState()
     for entropy in (0.5, 0.4):
         options.observe({"entropy": entropy}, straight)
     options.observe({"entropy": 0.5}, saved)
-    resumed = Memory()
+    resumed = AlgorithmState()
     resumed.load(*saved.state())
     options.observe({"entropy": 0.4}, resumed)
     assert resumed.numbers == straight.numbers
     weight = options.objective(9, straight).entropy
     assert weight == options.objective(9, resumed).entropy > 0.01, "too little entropy, so more of a bonus"
-    assert options.objective(9, Memory()).entropy == pytest.approx(0.01)
+    assert options.objective(9, AlgorithmState()).entropy == pytest.approx(0.01)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

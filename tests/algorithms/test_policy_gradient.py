@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from lemma.algorithms import ALGORITHMS, Memory
+from lemma.algorithms import ALGORITHMS, AlgorithmState
 from lemma.algorithms.grpo import Grpo
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
@@ -73,9 +73,9 @@ def test_advantages(name: str, options: dict[str, Any], mixed: list[float], same
     assert found[0].tolist() == pytest.approx(mixed, rel=1e-5)
     assert found[1].tolist() == same, "exactly"
     groups = [group([{"total": r} for r in rewards]) for rewards in (MIXED, SAME)]
-    algorithm.assign(groups, Memory())
+    algorithm.assign(groups, AlgorithmState())
     assert advantages_in(groups) == pytest.approx([*mixed, *same], rel=1e-5)
-    assert [algorithm.is_live(g) for g in groups] == [True, name == "reinforce"]
+    assert [algorithm.has_signal(g) for g in groups] == [True, name == "reinforce"]
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_advantages(name: str, options: dict[str, Any], mixed: list[float], same
 def test_an_advantage_of_masked_samples_alone_keeps_no_group_alive(name: str, options: dict[str, Any]) -> None:
     one = group([{"total": 1.0}, {"total": 0.0}, {"total": 0.0}])
     algorithm = make(name, **options)
-    assert algorithm.is_live(one)
+    assert algorithm.has_signal(one)
     masked = one.trajectories if name == "grpo" else one.trajectories[:1]
     for trajectory in masked:
         trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
-    assert not algorithm.is_live(one)
+    assert not algorithm.has_signal(one)
 
 
 def test_one_deviation_for_the_batch() -> None:
@@ -154,30 +154,30 @@ def test_one_deviation_for_the_batch() -> None:
 def test_objective(name: str, options: dict[str, Any], objective: PolicyLoss) -> None:
     from dataclasses import replace
 
-    mine = make(name, **options).objective(64, Memory())
+    mine = make(name, **options).objective(64, AlgorithmState())
     constant = mine.constant if mine.normalise != "constant" else objective.constant
     assert mine == replace(objective, constant=constant, name=name)
 
 
 def test_what_an_algorithm_asks_of_the_loop() -> None:
     plain = make("grpo")
-    assert not (plain.needs_old or plain.needs_reference or plain.needs_dead_groups or plain.scores_first)
+    assert not (plain.needs_old or plain.needs_reference or plain.needs_all_groups or plain.scores_first)
     assert make("grpo", mini_batches=2).needs_old and make("loop").needs_old
-    assert make("grpo", kl=0.1).needs_reference and make("grpo", kl=0.1).needs_dead_groups
-    assert make("grpo", entropy=0.1).needs_dead_groups and make("grpo", top_entropy=0.5).needs_dead_groups
+    assert make("grpo", kl=0.1).needs_reference and make("grpo", kl=0.1).needs_all_groups
+    assert make("grpo", entropy=0.1).needs_all_groups and make("grpo", top_entropy=0.5).needs_all_groups
     penalised = make("rloo", reward_kl=0.1)
-    assert penalised.scores_first and penalised.needs_old and penalised.needs_reference and penalised.needs_dead_groups
-    assert make("dapo").replaces_dead > 0 == make("grpo").replaces_dead
+    assert penalised.scores_first and penalised.needs_old and penalised.needs_reference and penalised.needs_all_groups
+    assert make("dapo").replaces_groups > 0 == make("grpo").replaces_groups
 
 
 def test_rloo_takes_the_kl_off_the_reward() -> None:
     one = group([{"total": 1.0}, {"total": 0.0}])
     for trajectory, gap in zip(one.trajectories, (0.2, 0.1), strict=True):
         trajectory.token_fields |= {"old": np.full(4, -1.0), "reference": np.full(4, -1.0 - gap)}
-    Rloo(reward_kl=0.5).assign([one], Memory())
+    Rloo(reward_kl=0.5).assign([one], AlgorithmState())
     difference = (1.0 - 0.5 * 3 * 0.2) - (0.0 - 0.5 * 3 * 0.1)
     assert advantages_in([one]) == pytest.approx([difference, -difference])
-    Rloo(reward_kl=0.5, standardise=True).assign([one], Memory())
+    Rloo(reward_kl=0.5, standardise=True).assign([one], AlgorithmState())
     assert advantages_in([one]) == pytest.approx([np.sqrt(0.5), -np.sqrt(0.5)], rel=1e-3)
 
 
@@ -189,24 +189,24 @@ def test_each_reward_by_itself() -> None:
         group([{"right": 10.0, "format": 1.0, "total": 11.0}, {"right": 0.0, "format": 1.0, "total": 1.0}]),
         group([{"right": 5.0, "format": 1.0, "total": 6.0}] * 2),
     ]
-    algorithm.assign(groups, Memory())
+    algorithm.assign(groups, AlgorithmState())
     raw = np.array([0, 0, np.sqrt(0.5), -np.sqrt(0.5), 0, 0])
     assert advantages_in(groups) == pytest.approx((raw / raw.std(ddof=1)).tolist())
-    assert [algorithm.is_live(g) for g in groups] == [True, True, False]
+    assert [algorithm.has_signal(g) for g in groups] == [True, True, False]
     logged = Grpo(each_reward={"right": 0.0, "format": 1.0})
-    assert [logged.is_live(g) for g in groups] == [True, False, False], "a weight of 0 is of a reward to log only"
+    assert [logged.has_signal(g) for g in groups] == [True, False, False], "a weight of 0 is of a reward to log only"
 
 
 def test_a_reward_that_applies_to_no_sample_of_a_group_says_nothing_about_it() -> None:
     algorithm = Grpo(each_reward={"right": 1.0, "format": 1.0}, epsilon=0.0)
     without = group([{"right": 1.0, "total": 1.0}, {"right": 0.0, "total": 0.0}])
-    assert algorithm.is_live(without)
-    algorithm.assign([without], Memory())
+    assert algorithm.has_signal(without)
+    algorithm.assign([without], AlgorithmState())
     assert advantages_in([without]) == pytest.approx([np.sqrt(0.5), -np.sqrt(0.5)], rel=1e-3)
 
 
 def test_the_entropy_bonus_follows_its_target() -> None:
-    algorithm, memory = Grpo(entropy_target=1.0, entropy_step=0.1, entropy_max=0.25), Memory()
+    algorithm, memory = Grpo(entropy_target=1.0, entropy_step=0.1, entropy_max=0.25), AlgorithmState()
     seen = []
     for entropy in (0.5, 0.5, 0.5, 2.0, 0.5):
         algorithm.observe({"entropy": entropy}, memory)
@@ -214,7 +214,7 @@ def test_the_entropy_bonus_follows_its_target() -> None:
         assert "entropy" in objective.outputs
         seen.append(objective.entropy)
     assert seen == pytest.approx([0.1, 0.2, 0.25, 0.0, 0.25])
-    later = Memory()
+    later = AlgorithmState()
     later.load(*memory.state())
     assert algorithm.objective(64, later) == algorithm.objective(64, memory)
 

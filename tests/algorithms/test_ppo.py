@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.ppo import Ppo
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Trajectory
@@ -29,8 +29,8 @@ def sample(reward: float = 1.0, **more: Any) -> Trajectory:
 PLAIN = {"kl": 0.0, "gamma": 0.5, "lam": 0.5, "whiten": False}
 
 
-def assigned(item: Trajectory, memory: Memory | None = None, **options: Any) -> tuple[list[float], list[float]]:
-    ppo(**options).assign([group(item)], memory or Memory())
+def assigned(item: Trajectory, memory: AlgorithmState | None = None, **options: Any) -> tuple[list[float], list[float]]:
+    ppo(**options).assign([group(item)], memory or AlgorithmState())
     return response(item, "advantage"), response(item, "return")
 
 
@@ -62,7 +62,7 @@ def test_a_sample_that_was_cut_off(options: dict[str, Any], score: float) -> Non
 def test_whitening_is_over_the_tokens_of_the_whole_batch() -> None:
     """Returns are 1, 1, 1 and 0; values 0: their mean is 3/4, their deviation 1/2."""
     first, second = trajectory(1.0, value=[0.0] * 3), trajectory(0.0, 1, value=[0.0])
-    ppo(kl=0.0, lam=1.0).assign([group(first), group(second)], Memory())
+    ppo(kl=0.0, lam=1.0).assign([group(first), group(second)], AlgorithmState())
     assert response(first, "advantage") == pytest.approx([0.5, 0.5, 0.5], rel=1e-6)
     assert response(second, "advantage") == pytest.approx([-1.5], rel=1e-6)
     assert response(first, "return") == [1.0, 1.0, 1.0]
@@ -79,7 +79,7 @@ def test_whitened_rewards_keep_their_mean() -> None:
 def test_a_sample_without_tokens_to_learn_from_is_passed_over() -> None:
     item, other = sample(), sample()
     item.chosen_T[:] = False
-    ppo(**PLAIN).assign([group(item, other)], Memory())
+    ppo(**PLAIN).assign([group(item, other)], AlgorithmState())
     assert not item.token_fields["advantage"].any() and response(other, "advantage") == [-0.25, -1.0, -2.0]
 
 
@@ -87,17 +87,17 @@ def test_tokens_that_nobody_chose_take_no_part() -> None:
     """The middle of the response is what a tool said: the value after the first token is that of the third."""
     item = sample()
     item.chosen_T[3] = False
-    ppo(**PLAIN).assign([group(item)], Memory())
+    ppo(**PLAIN).assign([group(item)], AlgorithmState())
     assert response(item, "advantage") == [0.5 * 3 - 1 + 0.25 * -2.0, 0.0, -2.0]
 
 
 def test_an_adaptive_weight_follows_the_kl() -> None:
     """The KL of the sample is 0.6, six times the target: the weight grows by 0.2 x 1 sample / 10."""
     options = {"kl": 0.5, "adaptive_kl": {"target": 0.1, "horizon": 10.0}, "lam": 1.0, "whiten": False}
-    memory = Memory()
+    memory = AlgorithmState()
     _, first = assigned(sample(), memory, **options)
     assert memory.numbers == pytest.approx({"kl_seen": 0.6, "kl_weight": 0.5 * 1.02})
-    resumed = Memory()
+    resumed = AlgorithmState()
     resumed.load(*memory.state())
     _, second = assigned(sample(), resumed, **options)
     assert first[2] == pytest.approx(1 - 0.5 * 0.3) and second[2] == pytest.approx(1 - 0.51 * 0.3)
@@ -106,7 +106,7 @@ def test_an_adaptive_weight_follows_the_kl() -> None:
 
 def test_samples_without_tokens_have_no_kl() -> None:
     """Masked ones would pull the KL that is seen, and with it its weight, towards 0."""
-    options, memory = {"kl": 0.5, "adaptive_kl": {"target": 0.6, "horizon": 10}}, Memory()
+    options, memory = {"kl": 0.5, "adaptive_kl": {"target": 0.6, "horizon": 10}}, AlgorithmState()
     masked = sample()
     masked.chosen_T = np.zeros_like(masked.chosen_T)
     ppo(**options).assign([group(sample()), group(masked)], memory)
@@ -116,10 +116,10 @@ def test_samples_without_tokens_have_no_kl() -> None:
 
 
 def test_objectives() -> None:
-    policy = ppo(clip=0.1).objective(9, Memory())
+    policy = ppo(clip=0.1).objective(9, AlgorithmState())
     assert (policy.surrogate.low, policy.surrogate.high) == (0.9, 1.1)  # type: ignore[attr-defined]
     assert policy.normalise == "token" and policy.kl is None, "the KL is in the reward"
-    in_loss = ppo(kl_in="loss", kl=0.3, kl_estimator="k2").objective(9, Memory())
+    in_loss = ppo(kl_in="loss", kl=0.3, kl_estimator="k2").objective(9, AlgorithmState())
     assert in_loss.kl is not None and in_loss.kl.weight == 0.3
     value = ppo(value_clip=None, value_weight=0.5, value_lr=1e-5).value_objective()
     assert (value.clip, value.weight) == (None, 0.5)
@@ -129,7 +129,7 @@ def test_what_the_loop_is_asked_for() -> None:
     assert ppo().needs_critic and ppo().scores_first and ppo().needs_reference and ppo().needs_old
     once = ppo(kl=0.0, epochs=1)
     assert not once.needs_reference and not once.needs_old
-    assert once.is_live(group(trajectory(0.0))) and once.needs_dead_groups, "equal rewards still surprise the critic"
+    assert once.has_signal(group(trajectory(0.0))) and once.needs_all_groups, "equal rewards still surprise the critic"
     assert (ppo().critic_lr, ppo(value_lr=1e-5).critic_lr) == (None, 1e-5)
     assert ppo(kl=0.05, epochs=1).needs_old, "a KL in the reward compares the policy before the update"
 
@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused_with_what_to_write(options: dict[str, Any],
 
 
 def test_an_empty_batch() -> None:
-    memory = Memory()
+    memory = AlgorithmState()
     ppo().assign([], memory)
     assert memory.numbers == {}
     assert np.isfinite(ppo().kl)

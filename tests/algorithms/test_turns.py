@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.algorithms import ALGORITHMS, Algorithm, Memory, rewards_of
+from lemma.algorithms import ALGORITHMS, Algorithm, AlgorithmState, rewards_of
 from lemma.algorithms.loop import Loop
 from lemma.algorithms.parts.episode_tokens import of_episode
 from lemma.algorithms.ppo import Ppo
 from lemma.algorithms.reinforce import Reinforce, ReinforceBaseline
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import LossInputs, Totals
-from lemma.objectives.objective import count_said
+from lemma.objectives.objective import count_episode_tokens
 from lemma.stages.reinforcement.rl_loop import has_advantage
 
 Numbers = Sequence[float]
@@ -50,7 +50,7 @@ def test_the_value_of_the_next_trajectory_follows_and_turns_are_paid_where_they_
     """By hand, from the end: 0.8 - 0.3 = 0.5; 0.2 + 0.9 x 0.3 - 0.4 = 0.07, plus 0.72 x 0.5; 0.9 x 0.4 - 0.5 = -0.14,
     plus 0.72 x 0.43."""
     one = rewritten()
-    Ppo.model_validate({"kl": 0.0, "gamma": 0.9, "lam": 0.8, "whiten": False}).assign([one], Memory())
+    Ppo.model_validate({"kl": 0.0, "gamma": 0.9, "lam": 0.8, "whiten": False}).assign([one], AlgorithmState())
     assert found(one, "advantage") == [pytest.approx([0.1696, 0.43, 0.5], abs=1e-15)]
     assert found(one, "return") == [pytest.approx([0.6696, 0.83, 0.8], abs=1e-15)]
 
@@ -61,7 +61,9 @@ def test_what_is_read_between_turns_is_no_time() -> None:
     spread = Trajectory(ids, np.isin(ids, places), rewards={"total": 1.0}, token_fields={"value": np.zeros(9)})
     spread.token_fields["value"][places] = [0.5, 0.4, 0.3]
     long = spread
-    Ppo.model_validate({"kl": 0.0, "gamma": 0.9, "lam": 0.8, "whiten": False}).assign([group(long, short)], Memory())
+    Ppo.model_validate({"kl": 0.0, "gamma": 0.9, "lam": 0.8, "whiten": False}).assign(
+        [group(long, short)], AlgorithmState()
+    )
     assert long.token_fields["advantage"][places].tolist() == short.token_fields["advantage"][2:].tolist()
     assert not long.token_fields["advantage"][4:8].any()
 
@@ -69,7 +71,7 @@ def test_what_is_read_between_turns_is_no_time() -> None:
 @pytest.mark.parametrize(("gamma", "wanted"), [(1.0, [1.0, 1.0, 0.8]), (0.5, [0.3, 0.6, 0.8])])
 def test_reinforce_pays_for_what_is_still_to_come(gamma: float, wanted: Numbers) -> None:
     one = rewritten()
-    Reinforce(gamma=gamma).assign([one], Memory())
+    Reinforce(gamma=gamma).assign([one], AlgorithmState())
     assert found(one, "advantage") == [pytest.approx(wanted, abs=1e-15)]
 
 
@@ -78,7 +80,7 @@ def test_a_baseline_compares_turns_of_the_same_number(scale: str, divisor: float
     """Rewards 1 and 0, less their mean; first turns were paid 0.2 and 0, which is 0.1 more than usual, and 0.1 less."""
     one = rewritten()
     one.trajectories.append(piece(0.0, 2, paid=[0.0, 0.0], turn=[0, 0]))
-    ReinforceBaseline.model_validate({"scale": scale}).assign([one], Memory())
+    ReinforceBaseline.model_validate({"scale": scale}).assign([one], AlgorithmState())
     wanted = [[0.5, 0.5, 0.4], [-0.5, -0.5]]
     assert found(one, "advantage") == [pytest.approx([x / divisor for x in row], abs=1e-15) for row in wanted]
 
@@ -88,7 +90,7 @@ def test_without_pay_every_token_has_the_advantage_of_its_episode() -> None:
     one.trajectories.append(piece(0.0, 2, paid=[0.0, 0.0], turn=[0, 0]))
     for trajectory in one.trajectories:
         trajectory.token_fields["paid"][:] = 0.0
-    ReinforceBaseline.model_validate({"scale": "none"}).assign([one], Memory())
+    ReinforceBaseline.model_validate({"scale": "none"}).assign([one], AlgorithmState())
     assert found(one, "advantage") == [[0.5, 0.5, 0.5], [-0.5, -0.5]]
 
 
@@ -107,8 +109,8 @@ def test_a_group_of_equal_totals_is_live_where_its_turns_are_paid_differently(
 ) -> None:
     one = group(*(piece(total, 2, paid=[paid, -paid], turn=[0, 1]) for paid in first_turns))
     algorithm = ALGORITHMS[name].model_validate({"name": name})
-    assert algorithm.is_live(one) == is_live[name]
-    algorithm.assign([one], Memory())
+    assert algorithm.has_signal(one) == is_live[name]
+    algorithm.assign([one], AlgorithmState())
     assert has_advantage(one) == is_live[name], "what the loop computes, and what it counts as live"
 
 
@@ -128,7 +130,7 @@ def test_the_ratio_of_a_turn_is_the_product_over_its_tokens() -> None:
         {"logprobs": logprobs_N}, sequence_N, torch.tensor([0, 0]), Totals(5.0, 2.0, 1.0),
         tokens={"advantage": advantage_N, "old": old_N, "turn": turn_N},
     )  # fmt: skip
-    loss = Loop.model_validate({"ratio": "turn", "normalise": "token"}).objective(8, Memory())(terms)
+    loss = Loop.model_validate({"ratio": "turn", "normalise": "token"}).objective(8, AlgorithmState())(terms)
     wanted = -(2 * 1.1 * 2.0 + 2 * 0.99 * 2.0 + (1 / 1.1) * -1.0) / 5
     assert loss.value.item() == pytest.approx(wanted, abs=1e-14)
     loss.value.backward()
@@ -149,7 +151,7 @@ def test_without_turns_a_turn_is_the_whole_sample() -> None:
             {"logprobs": logprobs_N}, torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1]), Totals(6.0, 2.0, 2.0),
             tokens={"advantage": advantage_N, "old": old_N},
         )  # fmt: skip
-        return Loop.model_validate({"ratio": ratio}).objective(8, Memory())(terms).value.item()
+        return Loop.model_validate({"ratio": ratio}).objective(8, AlgorithmState())(terms).value.item()
 
     assert value("turn") == value("trajectory") != value("token")
 
@@ -187,11 +189,11 @@ def attempts(parted: bool) -> Group:
 
 def learnt(algorithm: Algorithm, parted: bool) -> tuple[np.ndarray, torch.Tensor, Totals]:
     """The advantage of every chosen token, what the loss pulls on its log-probability, and the counts."""
-    one, memory = attempts(parted), Memory()
+    one, memory = attempts(parted), AlgorithmState()
     assert rewards_of(one).tolist() == list(REWARDS)
     algorithm.assign([one], memory)
     trajectories = [trajectory for trajectory in one.trajectories if trajectory.trained_tokens]
-    count_said(trajectories)
+    count_episode_tokens(trajectories)
     logprobs = torch.linspace(-2, -1, 20, dtype=torch.float64).requires_grad_(True)
     names = trajectories[0].token_fields
     tokens = {

@@ -64,7 +64,9 @@ def test_each_turn_is_learnt_behind_what_the_model_would_see(name: str, kind: st
 def test_a_template_that_rewrites_finished_turns_gives_a_sequence_for_each() -> None:
     tokenizer = make_tokenizer(template=THINKING)
     item = Demonstration(
-        Problem((SAID[0], Message("assistant", "<think>x</think>b"), SAID[2])), response="y</think>in", turns_from=0
+        Problem((SAID[0], Message("assistant", "<think>x</think>b"), SAID[2])),
+        response="y</think>in",
+        turns_from=0,
     )
     first, second = encode_turns(make_format("own"), item, tokenizer)
     assert learnt(first, tokenizer) == ["x</think>b</s>"] and learnt(second, tokenizer) == ["y</think>in</s>"]

@@ -23,7 +23,7 @@ from lemma.engines.protocol import EngineError, Request, Sampling, generate
 from lemma.models.load_model import build_policy, load_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.policy import Policy
-from lemma.models.probe import Findings
+from lemma.models.probe import ProbeReport
 from tests.engines.small_policies import learner_logprobs
 from tests.real.faults import ENGINE_FAULTS, FAULTS
 
@@ -72,7 +72,7 @@ def test_the_engine_refuses_what_its_cache_gets_wrong(
     fault: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ENGINE_FAULTS[fault](policy, monkeypatch)
-    monkeypatch.setitem(policy.__dict__, "findings", Findings(None))
+    monkeypatch.setitem(policy.__dict__, "findings", ProbeReport(None))
     with pytest.raises(EngineError, match="through an engine's cache, "):
         engine_probe.probe(policy)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.algorithms import Algorithm, Memory
+from lemma.algorithms import Algorithm, AlgorithmState
 from lemma.algorithms.compat import entropy, masked_mean
 from lemma.algorithms.parts.traces import mixed_advantages, weighted_by_origin, with_prefix_reward
 from lemma.algorithms.reinforce import Reinforce
@@ -73,7 +73,7 @@ def assigned(algorithm: Algorithm, case: Case) -> np.ndarray:
         )
         for row, rewards in zip(mask, inputs["token_rewards"], strict=True)
     ]
-    algorithm.assign([Group(Problem((Message("user", "?"),)), samples)], Memory())
+    algorithm.assign([Group(Problem((Message("user", "?"),)), samples)], AlgorithmState())
     found = np.zeros(mask.shape)
     found[mask] = np.concatenate([sample.token_fields["advantage"][1:] for sample in samples])
     return found

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import group_advantages, summed_advantages, total_rewards
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
@@ -297,7 +297,7 @@ def test_rloo_advantages(case: Case) -> None:
         reward_clip=p["reward_clip_range"],
         standardise=p["normalize_advantages"],
     )
-    rloo.assign(groups, Memory())
+    rloo.assign(groups, AlgorithmState())
     for sample, wanted in zip(samples, case["outputs"]["advantages"], strict=True):
         found = sample.token_fields["advantage"][sample.chosen_T]
         assert found == pytest.approx(wanted, rel=1e-6, abs=1e-10)

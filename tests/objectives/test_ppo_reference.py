@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.compat import masked_mean_or_zero
 from lemma.algorithms.parts.ppo_options import PpoCompat
 from lemma.algorithms.ppo import Ppo
@@ -192,7 +192,7 @@ def sampled(case: Case, mask: np.ndarray) -> list[Trajectory]:
 
 
 def assigned(ppo: Ppo, samples: list[Trajectory], width: int) -> Found:
-    memory = Memory()
+    memory = AlgorithmState()
     ppo.assign([Group(Problem((Message("user", "?"),)), samples)], memory)
     rows = {name: np.zeros((len(samples), width)) for name in ("advantage", "return")}
     for row, sample in enumerate(samples):

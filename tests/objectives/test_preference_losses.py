@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.pair_losses import OF_RANKS, LossName
 from lemma.algorithms.preference import Dpo
 from lemma.objectives import LossInputs, Totals
@@ -36,7 +36,7 @@ def loss_in_order(algorithm: Dpo, order: list[int]) -> tuple[torch.Tensor, torch
         tokens={"reference": reference.flatten()[both], "collision": collision.flatten()[both]},
         fields={"sign": torch.tensor([1.0] * PAIRS + [-1.0] * PAIRS, dtype=torch.float64)},
     )
-    value = algorithm.objective(Memory())(terms).value
+    value = algorithm.objective(AlgorithmState())(terms).value
     value.backward()
     assert mine.grad is not None
     return value.detach(), mine.grad
@@ -70,6 +70,6 @@ def test_far_pairs_have_a_finite_loss_and_gradient(loss: LossName, margin: float
             tokens={"reference": torch.zeros(2)},
             fields={"sign": torch.tensor([1.0, -1.0])},
         )
-        value = Dpo(loss=loss).objective(Memory())(terms).value
+        value = Dpo(loss=loss).objective(AlgorithmState())(terms).value
         (grad,) = torch.autograd.grad(value, mine)
         assert torch.isfinite(value) and torch.isfinite(grad).all(), (value, grad)

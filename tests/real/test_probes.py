@@ -13,7 +13,7 @@ from lemma.engines.protocol import EngineError
 from lemma.models.load_model import build_policy, load_policy
 from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.policy import Policy
-from lemma.models.probe import Findings
+from lemma.models.probe import ProbeReport
 from tests.real.faults import ENGINE_FAULTS, FAULTS
 
 
@@ -24,7 +24,7 @@ def policy(smollm2: Path) -> Policy:
 
 
 def test_real_weights_pass_in_float32(policy: Policy) -> None:
-    assert policy.findings == Findings(None, 0.0)
+    assert policy.findings == ProbeReport(None, 0.0)
     engine_probe.probe(policy)
 
 
@@ -60,6 +60,6 @@ def test_the_engine_refuses_what_its_cache_gets_wrong(
 ) -> None:
     """Two of them; tests/gpu has all."""
     ENGINE_FAULTS[fault](policy, monkeypatch)
-    monkeypatch.setitem(policy.__dict__, "findings", Findings(None))
+    monkeypatch.setitem(policy.__dict__, "findings", ProbeReport(None))
     with pytest.raises(EngineError, match=r"through an engine's cache, .*off by .* on average"):
         engine_probe.probe(policy)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.algorithms import ALGORITHMS, Algorithm, Memory
+from lemma.algorithms import ALGORITHMS, Algorithm, AlgorithmState
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.learning.learner import Learner, StepReport
 from lemma.learning.learning_options import OptimOptions
@@ -130,12 +130,12 @@ def whole_update(
         return step(rate)
 
     learner.optimiser.step = recorded  # type: ignore[method-assign]
-    memory, critic = Memory(), critic_of(algorithm, budget)
+    memory, critic = AlgorithmState(), critic_of(algorithm, budget)
     reference: Any = Other(in_float64(tiny_policy(seed=2))) if algorithm.needs_reference else None
     if algorithm.scores_first:
         add_scores(batch, algorithm, learner, reference, critic)
     algorithm.assign(batch, memory)
-    worth = [group for group in batch if all_groups or algorithm.needs_dead_groups or has_advantage(group)]
+    worth = [group for group in batch if all_groups or algorithm.needs_all_groups or has_advantage(group)]
     if not algorithm.scores_first:
         add_scores(worth, algorithm, learner, reference, critic)
     reports = update(STAGE, 1, algorithm, memory, learner, critic, batch, worth, MAX_TOKENS)

@@ -10,7 +10,7 @@ import numpy as np
 from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:
-    from lemma.algorithms.algorithm import Memory
+    from lemma.algorithms.algorithm import AlgorithmState
 
 
 def of_episode(episode: Sequence[Trajectory], name: str) -> np.ndarray:
@@ -38,7 +38,7 @@ def _kl(trajectory: Trajectory) -> float:
     return float(difference_T[trajectory.chosen_T].sum())
 
 
-def remember_kl(total: float, count: int, memory: Memory) -> int:
+def remember_kl(total: float, count: int, memory: AlgorithmState) -> int:
     """Remember the mean KL of these samples as `kl_seen`; returns their number."""
     if count:
         memory.numbers["kl_seen"] = total / count

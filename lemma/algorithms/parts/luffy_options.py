@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Algorithm, Memory
+from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts import loss_options as shared
 from lemma.algorithms.parts.prefixes import PrefixOptions
 from lemma.algorithms.parts.refusals import refuse_moved, refuse_unused
@@ -100,7 +100,7 @@ class AdaptiveEntropyOptions(Options):
             refuse_unused(self, ("limit", "lr"), "with `kind: proportional`", "write `kind: learned`")
         return self
 
-    def learned(self, start: float, memory: Memory) -> LearnedEntropy | None:
+    def learned(self, start: float, memory: AlgorithmState) -> LearnedEntropy | None:
         """The controller with its remembered state, if the weight is learned; otherwise None."""
         if self.kind != "learned":
             return None
@@ -130,7 +130,7 @@ class LuffyCompat(Options):
     adaptive_entropy: AdaptiveEntropyOptions | None = None
     """Adapt the weight of the entropy bonus to the measured entropy."""
 
-    def of_loss(self, entropy: float, memory: Memory) -> dict[str, Any]:
+    def of_loss(self, entropy: float, memory: AlgorithmState) -> dict[str, Any]:
         """The arguments that these options give the loss; `entropy` is the weight that an adaptive one starts from."""
         from lemma.objectives.mixed import Compat
 
@@ -144,7 +144,7 @@ class LuffyCompat(Options):
             "compat": Compat() if self.micro_batch_scale else None,
         }
 
-    def observe(self, entropy: float, metrics: Mapping[str, float], memory: Memory) -> None:
+    def observe(self, entropy: float, metrics: Mapping[str, float], memory: AlgorithmState) -> None:
         """Train the weight of the entropy bonus, if it is learned."""
         learned = self._learned(entropy, memory)
         if learned is not None and "entropy" in metrics:
@@ -152,7 +152,7 @@ class LuffyCompat(Options):
             memory.inner |= {f"entropy/{name}": value for name, value in learned.state().items()}
             memory.numbers["entropy_weight"] = learned.coefficient
 
-    def _learned(self, entropy: float, memory: Memory) -> LearnedEntropy | None:
+    def _learned(self, entropy: float, memory: AlgorithmState) -> LearnedEntropy | None:
         return None if self.adaptive_entropy is None else self.adaptive_entropy.learned(entropy, memory)
 
 
@@ -273,7 +273,7 @@ class LuffyOptions(Algorithm):
         return self.entropy > 0
 
     @property
-    def needs_dead_groups(self) -> bool:
+    def needs_all_groups(self) -> bool:
         return bool(self.entropy or self.kl or self.compat.ratio_kl or self.sft_weight)
 
     def prefix_lengths(self, trace_tokens: int, *, seed: int, step: int, problem_id: str) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Algorithm, Memory
+from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts import loss_options as shared
 from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
@@ -181,7 +181,7 @@ class PolicyGradient(Algorithm):
         return self.needs_critic or self.kl_in_reward
 
     @property
-    def needs_dead_groups(self) -> bool:
+    def needs_all_groups(self) -> bool:
         picks_tokens = isinstance(self, RatioOptions) and self.top_entropy < 1
         pays_for_entropy = self.gives_entropy_bonus or self.entropy_target is not None
         return self.kl > 0 or self.kl_in_reward or pays_for_entropy or picks_tokens
@@ -200,7 +200,7 @@ class PolicyGradient(Algorithm):
         """Whether the KL is more than a plain loss term: weighted by the ratio, or part of the reward."""
         return isinstance(self, RatioOptions) and self.kl_by_ratio
 
-    def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: Memory) -> PolicyLoss:
+    def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         """The loss of `surrogate` with everything that the options add to it."""
         from lemma.objectives.policy_loss import KlTerm, MismatchWeight, PolicyLoss
 
@@ -222,7 +222,7 @@ class PolicyGradient(Algorithm):
             name=self.name,
         )
 
-    def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
+    def observe(self, metrics: Mapping[str, float], memory: AlgorithmState) -> None:
         if self.entropy_target is None or "entropy" not in metrics:
             return
         seen = metrics["entropy"]
@@ -230,7 +230,7 @@ class PolicyGradient(Algorithm):
         weight = memory.numbers.get("entropy_weight", self.entropy) + step
         memory.numbers |= {"entropy_weight": min(max(weight, 0.0), self.entropy_max), "entropy_seen": seen}
 
-    def _entropy_weight(self, memory: Memory) -> float:
+    def _entropy_weight(self, memory: AlgorithmState) -> float:
         if self.entropy_target is None:
             return self.entropy
         is_low = memory.numbers.get("entropy_seen", 0.0) <= self.entropy_target

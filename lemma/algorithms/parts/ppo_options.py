@@ -17,7 +17,7 @@ from lemma.algorithms.parts.turn_returns import Attempt
 from lemma.config import Options
 
 if TYPE_CHECKING:
-    from lemma.algorithms.algorithm import Memory
+    from lemma.algorithms.algorithm import AlgorithmState
     from lemma.objectives.gae import TokenTargets
     from lemma.objectives.value import ClippedValueLoss
 
@@ -174,7 +174,7 @@ def targets(
 def track_kl(
     episodes: Sequence[Attempt],
     kl_BT: np.ndarray,
-    memory: Memory,
+    memory: AlgorithmState,
     weight: float,
     adaptive: AdaptiveKlOptions | None,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.loss_options import LabelSmoothing, NllWeight
 from lemma.algorithms.preference.preference_algorithm import NllOptions, PreferenceAlgorithm
 
@@ -34,7 +34,7 @@ class Cpo(NllOptions, PreferenceAlgorithm):
     def losses(self) -> dict[str, float]:
         return {self.loss: 1.0}
 
-    def objective(self, memory: Memory, baseline: float = 0.0) -> ContrastivePreference:
+    def objective(self, memory: AlgorithmState, baseline: float = 0.0) -> ContrastivePreference:
         from lemma.objectives.preference import ContrastivePreference
 
         return ContrastivePreference(self.loss, self.beta, label_smoothing=self.label_smoothing, nll=self.nll)

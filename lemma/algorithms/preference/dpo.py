@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.loss_options import LabelSmoothing
 from lemma.algorithms.parts.pair_losses import LossName, check_losses
 from lemma.algorithms.preference.preference_algorithm import NllOptions, PreferenceAlgorithm
@@ -57,7 +57,7 @@ class Dpo(NllOptions, PreferenceAlgorithm):
     def needs_collisions(self) -> bool:
         return self.weighting
 
-    def objective(self, memory: Memory, baseline: float = 0.0) -> DirectPreference:
+    def objective(self, memory: AlgorithmState, baseline: float = 0.0) -> DirectPreference:
         from lemma.objectives.preference import DirectPreference
 
         seen, mean = memory.numbers.get("steps", 0), memory.numbers.get("mean_reward", 0.0)
@@ -74,7 +74,7 @@ class Dpo(NllOptions, PreferenceAlgorithm):
             running=(int(seen), mean) if "bco" in self.losses and self.shift else None,
         )
 
-    def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
+    def observe(self, metrics: Mapping[str, float], memory: AlgorithmState) -> None:
         """Update the running mean of the batch means of rewards."""
         seen, mean = memory.numbers.get("steps", 0), memory.numbers.get("mean_reward", 0.0)
         memory.numbers = {"steps": seen + 1, "mean_reward": mean + (metrics["rewards/mean"] - mean) / (seen + 1)}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.preference.preference_algorithm import PreferenceAlgorithm
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Kto(PreferenceAlgorithm):
     def needs_baseline(self) -> bool:
         return self.loss == "kto"
 
-    def objective(self, memory: Memory, baseline: float = 0.0) -> KahnemanTversky:
+    def objective(self, memory: AlgorithmState, baseline: float = 0.0) -> KahnemanTversky:
         from lemma.objectives.preference import KahnemanTversky
 
         return KahnemanTversky(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.preference.preference_algorithm import PreferenceAlgorithm
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Orpo(PreferenceAlgorithm):
     def learns_nll(self) -> Literal["none", "response", "all"]:
         return self.imitate
 
-    def objective(self, memory: Memory, baseline: float = 0.0) -> OddsRatio:
+    def objective(self, memory: AlgorithmState, baseline: float = 0.0) -> OddsRatio:
         from lemma.objectives.preference import OddsRatio
 
         return OddsRatio(self.beta)

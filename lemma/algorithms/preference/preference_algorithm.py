@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.loss_options import NllWeight
 from lemma.config import Options
 
@@ -61,9 +61,9 @@ class PreferenceAlgorithm(Options):
         """Which tokens of the chosen sequence an NLL term imitates."""
         return "none"
 
-    def objective(self, memory: Memory, baseline: float = 0.0) -> Objective:
+    def objective(self, memory: AlgorithmState, baseline: float = 0.0) -> Objective:
         """The loss of one step."""
         raise AssertionError("an algorithm defines its objective")
 
-    def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
+    def observe(self, metrics: Mapping[str, float], memory: AlgorithmState) -> None:
         """Look at the metrics of a step and update the memory for later steps."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.loss_options import LabelSmoothing
 from lemma.algorithms.preference.preference_algorithm import NllOptions, PreferenceAlgorithm
 
@@ -30,7 +30,7 @@ class Simpo(NllOptions, PreferenceAlgorithm):
     """AlphaPO: the reward is (1 - p^-alpha) / alpha instead of log p; 0 is SimPO."""
     label_smoothing: LabelSmoothing = 0.0
 
-    def objective(self, memory: Memory, baseline: float = 0.0) -> ContrastivePreference:
+    def objective(self, memory: AlgorithmState, baseline: float = 0.0) -> ContrastivePreference:
         from lemma.objectives.preference import ContrastivePreference
 
         return ContrastivePreference(

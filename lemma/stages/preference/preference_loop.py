@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.preference import PreferenceAlgorithm
 from lemma.core.events import Progressed
 from lemma.core.types import Trajectory, write_tokens
@@ -133,7 +133,7 @@ class Scorer:
     learner: Learner
     reference: ReferenceModel | None
     limit: int
-    memory: Memory = field(default_factory=Memory)
+    memory: AlgorithmState = field(default_factory=AlgorithmState)
 
     def ready(self, examples: Sequence[Example]) -> tuple[list[Trajectory], Objective]:
         batch = as_trajectories(examples, self.algorithm)

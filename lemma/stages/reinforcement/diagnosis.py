@@ -93,7 +93,7 @@ def _dead(seen: Seen) -> str | None:
             f"{seen('truncated'):.0%} of the completions are cut off and `truncated: mask` leaves them out; raise "
             "`rollout.max_tokens`, or write `truncated: keep`"
         )
-    advice = seen.options.algorithm.advice_for_dead_groups
+    advice = seen.options.algorithm.advice_without_signal
     if advice and seen("reward/commonest") <= 0.99:
         return advice
     return (

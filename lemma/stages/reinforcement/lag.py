@@ -21,7 +21,7 @@ from lemma.core.errors import UserError
 from lemma.core.ranks import aside, may_go_aside
 from lemma.core.thread_gpu import gpu_of_thread, use_gpu
 from lemma.engines.protocol import Engine, EngineError
-from lemma.learning.divergence import check_speaks
+from lemma.learning.divergence import check_finite
 from lemma.models.policy import Policy
 from lemma.rollouts import ProblemOrder, Roller, Rollouts
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
@@ -217,7 +217,7 @@ def blame_divergence(policy: Policy | None) -> Iterator[None]:
         yield
     except EngineError:
         if policy is not None:
-            check_speaks(policy)
+            check_finite(policy)
         raise
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lemma.algorithms import Algorithm, Memory
+from lemma.algorithms import Algorithm, AlgorithmState
 from lemma.core.faults import fault_point
 from lemma.core.files import BackgroundWork
 from lemma.core.random import permutation
@@ -29,7 +29,7 @@ from lemma.models.load_model import pick_precision
 from lemma.models.model_options import Precision
 from lemma.models.policy import Policy
 from lemma.objectives import Totals
-from lemma.objectives.objective import count_said
+from lemma.objectives.objective import count_episode_tokens
 from lemma.rollouts import Rollouts
 from lemma.rollouts.journal_files import tidy
 from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
@@ -95,7 +95,7 @@ def learn(
         with stage.clock.measure("score"):
             add_scores(batch, algorithm, learner, parts.reference, critic)
     algorithm.assign(batch, parts.memory)
-    worth = [group for group in batch if algorithm.needs_dead_groups or has_advantage(group)]
+    worth = [group for group in batch if algorithm.needs_all_groups or has_advantage(group)]
     if not algorithm.scores_first:
         with stage.clock.measure("score"):
             add_scores(worth, algorithm, learner, parts.reference, critic)
@@ -171,7 +171,7 @@ def update(
     stage: Stage,
     step: int,
     algorithm: Algorithm,
-    memory: Memory,
+    memory: AlgorithmState,
     learner: Learner,
     critic: Learner | None,
     batch: Sequence[Group],
@@ -182,7 +182,7 @@ def update(
     """All updates on this batch. Groups that are skipped still count in the totals."""
     reports: list[StepReport] = []
     computed = {id(group) for group in worth}
-    count_said([t for group in worth for t in group.trajectories if t.trained_tokens])
+    count_episode_tokens([t for group in worth for t in group.trajectories if t.trained_tokens])
     for epoch in range(algorithm.epochs):
         for groups in mini_batches(stage, step, epoch, algorithm.mini_batches, batch):
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]

@@ -259,7 +259,7 @@ class ReinforcementOptions(StageOptions):
     @property
     def rounds(self) -> int:
         """Further rounds of generation that replace dead groups."""
-        return self.algorithm.replaces_dead if self.replace_dead is None else self.replace_dead
+        return self.algorithm.replaces_groups if self.replace_dead is None else self.replace_dead
 
     def run(self, stage: Stage, fmt: Format) -> None:
         from lemma.stages.reinforcement.rl_loop import run_reinforcement

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lemma.algorithms import Algorithm, Memory
+from lemma.algorithms import Algorithm, AlgorithmState
 from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import Format
 from lemma.learning.learner import Learner
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, Task
-from lemma.runs.stage import Kept, Stage
+from lemma.runs.stage import Stage, Stateful
 from lemma.stages.building import check_tokens, stage_critic, stage_policy
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.fitted import fit_budget
@@ -34,7 +34,7 @@ class RlParts:
 
     policy: Policy
     algorithm: Algorithm
-    memory: Memory
+    memory: AlgorithmState
     tasks: list[Task]
     max_tokens: int
     total: int
@@ -74,7 +74,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     parts = RlParts(
         policy=policy,
         algorithm=algorithm,
-        memory=Memory(),
+        memory=AlgorithmState(),
         tasks=tasks,
         max_tokens=max_tokens,
         total=total,
@@ -87,7 +87,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
         data=digest_of(tasks, max_tokens),
     )
-    kept: dict[str, Kept | None] = {
+    kept: dict[str, Stateful | None] = {
         "order": parts.ahead,
         "memory": parts.memory,
         "critic": parts.critic,
