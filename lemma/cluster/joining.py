@@ -20,6 +20,7 @@ from typing import Any
 
 from lemma.cluster.arrival import LOCAL, LOOK_SECONDS, Lobby, address_of_name, agreed_start, arrived, on_loopback
 from lemma.cluster.cluster_options import ClusterOptions
+from lemma.cluster.rank_key import shared_key
 from lemma.cluster.rank_watch import LOST, RankLost, RankWatch, reason_of, say_loss
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, gather_over_ranks, joined
@@ -92,6 +93,7 @@ def member(
 
     from lemma.cluster.speaker_link import divided
 
+    key = shared_key()
     store, second = _stores(place, _start_seconds(options))
     limit = timedelta(seconds=options.deadline)
     has_own_gpu = _take_gpu(place, device)
@@ -102,9 +104,8 @@ def member(
         with watch.waiting("the start"):
             held.enter_context(_reached(store, place, settings or {}, device))
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
-        world = RankWorld(
-            place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note
-        )
+        control, carrier = dist.group.WORLD, dist.group.WORLD
+        world = RankWorld(place.rank, place.size, 1, control, carrier, waiting=watch.waiting, note=watch.note, key=key)
         with joined(world):
             with watch.waiting("the start"):
                 world.aside = dist.new_group(backend="gloo", timeout=limit)

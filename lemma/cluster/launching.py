@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from typing import Protocol
 from lemma.cluster.rank_end import INTERRUPTED
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
+from lemma.core.sealed import KEY_VARIABLE
 
 POLL_SECONDS = 0.05
 # How long ranks may take to end once one of them ended in good order, and once one of them failed.
@@ -163,11 +165,13 @@ class Launcher:
     def _start(self, attempt: int, meeting: Path) -> None:
         self._ranks = []
         threads = max(1, (os.cpu_count() or 1) // self._count)
+        key = secrets.token_hex(32)
         for rank in range(self._count):
             env = {"OMP_NUM_THREADS": str(threads), **os.environ}
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             env |= {"WORLD_SIZE": str(self._count), "LOCAL_WORLD_SIZE": str(self._count)}
             env |= {"LEMMA_MEETING": str(meeting), "LEMMA_LAUNCHER": str(os.getpid()), "LEMMA_ATTEMPT": str(attempt)}
+            env |= {KEY_VARIABLE: key}
             command = [*self._command, *self._fresh.words]
             try:
                 started = self.start_rank(command, env, None if rank == 0 else meeting / f"rank-{rank}.txt")

@@ -22,6 +22,7 @@ from lemma.cluster.launching import FreshStart, progress
 from lemma.cluster.rank_watch import LOST
 from lemma.cluster.ray_actors import Home, ProcessActor
 from lemma.core.errors import UserError
+from lemma.core.sealed import KEY_VARIABLE as RANKS_KEY
 
 POLL_SECONDS = 0.5
 CAUSE_SECONDS = 2.0  # until the rank that failed first can be told from those that lost it
@@ -165,7 +166,7 @@ def _by_node(ranks: Sequence[_Placed]) -> list[_Placed]:
 def variables_of(homes: Sequence[Home], port: int) -> list[dict[str, str]]:
     """What torchrun would set for each rank, and all GPUs of its node that belong to the run."""
     nodes = list(dict.fromkeys(home.node for home in homes))
-    variables = []
+    variables, key = [], secrets.token_hex(32)
     for rank, home in enumerate(homes):
         mates = [other for other, at in enumerate(homes) if at.node == home.node]
         gpus = [gpu for other in mates for gpu in homes[other].gpus]
@@ -177,6 +178,7 @@ def variables_of(homes: Sequence[Home], port: int) -> list[dict[str, str]]:
             "GROUP_RANK": nodes.index(home.node),
             "MASTER_ADDR": homes[0].address,
             "MASTER_PORT": port,
+            RANKS_KEY: key,
         }
         variables.append({name: str(value) for name, value in values.items()})
         if gpus:

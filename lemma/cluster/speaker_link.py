@@ -6,8 +6,8 @@ learns and all that speak. Those who learn are a world of their own, which the o
 
 from __future__ import annotations
 
+import hmac
 import os
-import secrets
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -92,7 +92,7 @@ def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tup
 
 def _connect(world: RankWorld, first: int) -> list[Connection]:
     """Connections to all ranks of the other kind, in their order."""
-    key = gather_over_ranks(secrets.token_bytes(32), "the key of the speakers")[0]
+    key = hmac.digest(world.key, b"speakers", "sha256")
     is_speaker = world.rank >= first
     listener = Listener((_own_host(), 0), backlog=first) if is_speaker else None
     addresses = gather_over_ranks(listener.address if listener else None, "where the speakers are")

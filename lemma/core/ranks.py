@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lemma.core.errors import UserError
+from lemma.core.sealed import seal, unseal
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,8 @@ class RankWorld:
     note: Callable[[str], None] = field(default=lambda place: None)
     link: SpeakerLink | None = None
     is_speaker: bool = False
+    # What objects from other ranks must be marked with before they are read.
+    key: bytes = field(default=b"", repr=False)
     # Whether a speaker was asked to end the run.
     is_stop_asked: bool = False
 
@@ -230,24 +233,33 @@ def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
     """What every rank gives, in the order of ranks. Every rank must call this alike."""
     if _world.size == 1:
         return [value]
-    import torch.distributed as dist
-
-    everything: list[T | None] = [None] * _world.size
-    with _wait(place):
-        dist.all_gather_object(everything, value, group=_control())
-    return everything  # type: ignore[return-value]
+    return _exchange_objects(value, place, to_leader=False)
 
 
 def gather_to_leader(value: T, place: str = "an agreement") -> list[T]:
     """What every rank gives, in the order of ranks, on the first rank; nothing on the others."""
     if _world.size == 1:
         return [value]
+    return _exchange_objects(value, place, to_leader=True)
+
+
+def _exchange_objects(value: T, place: str, *, to_leader: bool) -> list[T]:
+    import torch
     import torch.distributed as dist
 
-    everything: list[Any] | None = [None] * _world.size if is_leader() else None
+    group, own = _control(), torch.frombuffer(bytearray(seal(value, _world.key)), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(_world.size)]
     with _wait(place):
-        dist.gather_object(value, everything, group=_control(), group_dst=0)
-    return everything or []
+        dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+        longest = max(int(size) for size in sizes)
+        padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+        rows = [torch.empty_like(padded) for _ in sizes] if is_leader() or not to_leader else None
+        if to_leader:
+            dist.gather(padded, rows, group=group, group_dst=0)
+        else:
+            dist.all_gather(rows, padded, group=group)
+    texts = [row[: int(size)].numpy().tobytes() for row, size in zip(rows or (), sizes, strict=False)]
+    return [unseal(text, _world.key, number) for number, text in enumerate(texts)]
 
 
 def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
