@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
+from urllib.parse import quote
 
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
@@ -21,6 +22,7 @@ from lemma.data.sources import ALIASES, HubName
 Kind = Literal["model", "dataset"]
 LARGE = 8 << 20
 """Files of at least this many bytes show a bar while they are fetched."""
+LONGEST_LISTING = 64 << 20
 SHOWN = 20
 """How many file names a message lists."""
 PARTS = Path(OURS) / "lemma"
@@ -44,14 +46,11 @@ def download(
     What the hub says is not trusted: names stay below the folder, and a file gets its name when its content has the
     size and the digest that were announced.
     """
-    from huggingface_hub import HfApi
-
     folder = to or default_folder(kind, name)
     repository = ALIASES.get(name, HubName(name)).path if kind == "dataset" else name
     # Without asking first, an unreachable hub would look like a finished download if the folder exists.
     with hub_errors(kind, repository, revision):
-        info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
-        commit, files = listing(info, repository)
+        commit, files = listing(_described(kind, repository, revision), repository)
     verified = _verified_before(folder)
     for one in _wanted(files, repository, only):
         path = folder / one.name
@@ -90,9 +89,33 @@ def hub_errors(kind: Kind, name: str, revision: str | None = None) -> Iterator[N
         yield
     except (*refused, httpx.HTTPError, httpx.InvalidURL, ConnectionError) as error:
         raise _sentence(kind, name, revision, error) from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, EOFError) as error:
-        # What the client raises where an answer is not of the hub's form.
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        # What the client raises where an answer is not of the hub's form, or ends too soon.
         raise not_a_hub(f"the {kind} '{name}'") from error
+
+
+def _described(kind: Kind, repository: str, revision: str | None) -> Any:
+    """What the hub says of a repository, of which no more is read than any list of files takes."""
+    import httpx
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, validate_repo_id
+
+    validate_repo_id(repository)
+    place = f"{constants.ENDPOINT}/api/{kind}s/{repository}"
+    place += f"/revision/{quote(revision, safe='')}" if revision is not None else ""
+    text, limit = bytearray(), constants.HF_HUB_ETAG_TIMEOUT
+    with get_session().stream(
+        "GET", place, params={"blobs": True}, headers=build_hf_headers(), timeout=limit
+    ) as answer:
+        for piece in answer.iter_bytes():
+            text += piece
+            if len(text) > LONGEST_LISTING:
+                raise not_a_hub(f"the {kind} '{repository}'")
+    told = {name: value for name, value in answer.headers.items() if name.startswith("x-")}
+    hf_raise_for_status(httpx.Response(answer.status_code, headers=told, content=bytes(text), request=answer.request))
+    return json.loads(text)
 
 
 def _wanted(files: Sequence[HubFile], repository: str, only: str | None) -> list[HubFile]:

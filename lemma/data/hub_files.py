@@ -7,13 +7,14 @@ import os
 import re
 import unicodedata
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
 from lemma.core.errors import UserError
 
 CHUNK = 1 << 20
+LONGEST_PATH, LONGEST_NAME = 1000, 255
 OURS = ".cache"
 """The folder of a download in which this program keeps its own files."""
 
@@ -38,22 +39,29 @@ class HubFile:
 
 
 def listing(info: Any, repository: str) -> tuple[str, list[HubFile]]:
-    """The commit and the files of a repository, as the client read them; what could lead out of its folder, or could
-    not be compared with what arrives, is refused. What the client of somebody's upload left in `.cache` is no part."""
-    if not re.fullmatch(r"[0-9a-f]{40,64}", str(info.sha)):
+    """The commit and the files of a repository; what could lead out of its folder, or could not be compared with what
+    arrives, is refused. What the client of somebody's upload left in `.cache` is no part."""
+    if not re.fullmatch(r"[0-9a-f]{40,64}", str(info["sha"])):
         raise not_a_hub(f"the commit of '{repository}'")
-    files = [_file(one, repository) for one in info.siblings or []]
-    return str(info.sha), [one for one in files if one.name.split("/")[0].casefold() != OURS]
+    files = [_file(one, repository) for one in info["siblings"] or []]
+    names = {one.name for one in files}
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    if len(names) < len(files) or names & folders:
+        raise not_a_hub(f"the names of the files of '{repository}'")
+    return str(info["sha"]), [one for one in files if one.name.split("/")[0].casefold() != OURS]
 
 
-def _file(one: Any, repository: str) -> HubFile:
-    name, digest = one.rfilename, one.lfs.sha256 if one.lfs is not None else one.blob_id
+def _file(one: dict[str, Any], repository: str) -> HubFile:
+    name, lfs = one["rfilename"], one.get("lfs")
     if not is_name_below(name):
         raise UserError(f"'{repository}' has a file whose name leads out of its folder, {name!r}: nothing was written")
-    form = r"[0-9a-f]{64}" if one.lfs is not None else r"[0-9a-f]{40}"
-    if type(one.size) is not int or one.size < 0 or not re.fullmatch(form, str(digest)):
+    if len(name) > LONGEST_PATH or any(len(part.encode()) > LONGEST_NAME for part in name.split("/")):
+        raise UserError(f"'{repository}' has a file whose name is too long, {name[:80]!r}...: nothing was written")
+    digest, size = (one.get("blobId") if lfs is None else lfs["sha256"]), one.get("size")
+    form = r"[0-9a-f]{40}" if lfs is None else r"[0-9a-f]{64}"
+    if type(size) is not int or size < 0 or not re.fullmatch(form, str(digest)):
         raise not_a_hub(f"the size or the digest of {name!r} in '{repository}'")
-    return HubFile(name, one.size, digest)
+    return HubFile(name, size, str(digest))
 
 
 def is_name_below(name: Any) -> bool:

@@ -3,6 +3,7 @@ announced, the login stays with the hub, and every answer gets one sentence."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import threading
@@ -78,18 +79,19 @@ def fetch(tmp_path, monkeypatch) -> Iterator[Callable[..., str]]:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
-    def run(listing: bytes, file: Callable[[BaseHTTPRequestHandler], Answer] | None = None) -> str:
+    def run(
+        listing: bytes, file: Callable[[BaseHTTPRequestHandler], Answer] | None = None, coding: str = "identity"
+    ) -> str:
         def answer(request: BaseHTTPRequestHandler) -> Answer:
             if "/resolve/" in request.path:
                 return file(request) if file else (200, {"Content-Length": str(len(CONTENT))}, CONTENT)
-            return 200, {"Content-Type": "application/json"}, listing
+            return 200, {"Content-Type": "application/json", "Content-Encoding": coding}, listing
 
         with server(answer) as url:
             monkeypatch.setattr(constants, "ENDPOINT", url)
             monkeypatch.setattr(
                 constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
             )
-            monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
             with pytest.raises(UserError) as caught:
                 download("model", "a/b", Path("to"))
         assert (tmp_path / "victim").read_text() == "as it was"
@@ -124,6 +126,16 @@ def test_names_that_lead_out_of_the_folder(fetch, tmp_path):
 def test_names_that_stay_below():
     assert all(map(is_name_below, ["config.json", ".gitattributes", "a/b c/d..e", "数据/x.parquet", "10:30.png"]))
     assert is_name_below("Screenshot at 1.02\u202fPM.png"), "as macOS calls it"
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "é" * 128, "/".join("a" * 600)])
+def test_names_that_are_too_long(fetch, name):
+    assert "has a file whose name is too long" in fetch(described(small(name, b"x")))
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a/b"), ("a", "a")])
+def test_names_that_cannot_all_be_there(fetch, names):
+    assert "does not answer as a hub does about the names" in fetch(described(*(small(name, b"x") for name in names)))
 
 
 def test_what_an_upload_left_in_its_cache_is_not_fetched(fetch):
@@ -163,6 +175,18 @@ def test_sizes_that_are_none(fetch, size):
 )
 def test_descriptions_that_are_none(fetch, body):
     assert "does not answer as a hub does" in fetch(body)
+
+
+def test_a_description_without_end(fetch, monkeypatch):
+    """However little of it travels: no more is read than any description takes."""
+    monkeypatch.setattr("lemma.data.hub.LONGEST_LISTING", 1 << 20)
+    assert "does not answer as a hub does" in fetch(b"[" + b" " * (2 << 20))
+    assert "does not answer as a hub does" in fetch(gzip.compress(b" " * (2 << 20)), coding="gzip")
+
+
+def test_content_that_ends_too_soon(fetch):
+    told = fetch(described(large()), lambda request: (200, {"Content-Length": "3"}, b"www"))
+    assert "does not answer as a hub does" in told
 
 
 def test_content_of_another_digest_is_thrown_away(fetch):
@@ -214,6 +238,26 @@ def test_a_login_stays_with_the_hub(fetch, monkeypatch):
         fetch(described(large()), file)
     assert seen[0] == ("hub", "Bearer hf_secret") and seen[1] == ("elsewhere", None)
     assert all(token is None for where, token in seen if where == "elsewhere")
+
+
+def test_a_login_stays_with_the_hub_that_sends_elsewhere_for_its_description(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    seen: list[str | None] = []
+
+    def elsewhere(request: BaseHTTPRequestHandler) -> Answer:
+        seen.append(request.headers.get("Authorization"))
+        return 200, {}, b"null"
+
+    def hub(request: BaseHTTPRequestHandler) -> Answer:
+        seen.append(request.headers.get("Authorization"))
+        return 307, {"Location": f"{other}{request.path}", "Content-Length": "0"}, b""
+
+    with server(elsewhere) as other, server(hub) as url:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        with pytest.raises(UserError, match="does not answer as a hub does"):
+            download("model", "a/b", tmp_path)
+    assert seen == ["Bearer hf_secret", None]
 
 
 def test_the_command_says_one_sentence(tmp_path):
