@@ -57,6 +57,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lemma.core.collector import set_aside
     from lemma.serving.http_server import LOOPBACK, HttpServer
     from lemma.serving.openai_app import openai_app
 
@@ -83,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
             for ending in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(ending, drain)
             print(f"{server.url}\nCtrl-C ends it.", flush=True)
-            host.driver.run(lambda: not server.is_open)
+            with set_aside():  # a body of many small lists would have the collector go through the model's objects
+                host.driver.run(lambda: not server.is_open)
         except KeyboardInterrupt:
             print()
         finally:

@@ -93,6 +93,19 @@ async def load(port: int, seconds: float, right: list[str]) -> Counter[str]:
     return seen
 
 
+def reading_many_lists(process: psutil.Process, port: int) -> float:
+    """Seconds of the server for a body of a MiB that is refused when it has been read."""
+    body = b'{"prompt": [' + b"[]," * 300_000 + b"[]]}"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
+    before = sum(process.cpu_times()[:2])
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert b" 400 " in connection.recv(100)
+    return float(sum(process.cpu_times()[:2]) - before)
+
+
 def at_rest(process: psutil.Process, handles: int) -> int:
     """Its memory, as soon as nothing is left of any client."""
     until = time.monotonic() + 60
@@ -110,6 +123,7 @@ def test_200_clients_of_whom_half_leave(seconds: int, tmp_path: Path) -> None:
             return [await whole(port, seed) for seed in range(SEEDS)]
 
         right = asyncio.run(alone())
+        assert sum(reading_many_lists(process, port) for _ in range(4)) < 1
         handles = process.num_fds()
         threads = process.num_threads()
         asyncio.run(load(port, 0.3 * seconds, right))
