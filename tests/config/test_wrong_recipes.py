@@ -300,6 +300,11 @@ RECIPES: dict[str, tuple[str, str]] = {
         swap("steps: 10", "epochs: 1.0e30"),
         "recipe.yaml:7: stages.sft: epochs is more than any run takes: write 1,000,000 or fewer",
     ),
+    "more samples than anybody takes": (
+        "stages:\n  rl:\n    batch: {problems: 1000000000000}\n",
+        "recipe.yaml:2: stages.rl: a step of 1,000,000,000,000 problems with 8 samples each is more than any run "
+        "takes: 1,000,000 samples or fewer",
+    ),
     "more arithmetic than memory": (
         swap("{mix: [{source: a.jsonl, count: 2}]}", "{arithmetic: {count: 1000000000000}}"),
         "recipe.yaml:10: stages.sft.data: 1,000,000,000,000 generated problems are too many: write 10,000,000 or fewer",

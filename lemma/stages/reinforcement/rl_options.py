@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from lemma.formats import Format
     from lemma.runs.stage import Stage
 
+# Far above what anybody trains on: more is a slip of the keyboard.
+MOST_SAMPLES, MOST_TOKENS = 10**6, 10**8
+
 
 class RewardChoice(Choice):
     """A reward by name, or your own class or function as `path.py:Name`."""
@@ -51,7 +54,7 @@ class RolloutOptions(Options):
     """Sample from this many of the likeliest tokens; 0 means all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens whose probability is below this share of the likeliest token's."""
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     """Maximum number of tokens in a response. Default: what the longest prompt leaves of the model's context."""
     min_tokens: int = Field(0, ge=0)
     """No response ends before this many tokens."""
@@ -157,6 +160,11 @@ class ReinforcementOptions(StageOptions):
             raise ValueError("`data.streaming` is for supervised stages: problems stay in memory; remove it")
         if self.rollout.max_tokens is not None and self.rollout.min_tokens > self.rollout.max_tokens:
             raise ValueError("rollout.min_tokens is above rollout.max_tokens; lower it")
+        if self.batch.problems * self.algorithm.group_size > MOST_SAMPLES:
+            raise ValueError(
+                f"a step of {self.batch.problems:,} problems with {self.algorithm.group_size:,} samples each is more "
+                f"than any run takes: {MOST_SAMPLES:,} samples or fewer"
+            )
         if self.algorithm.mini_batches > self.batch.problems:
             raise ValueError(
                 f"{self.batch.problems} problems cannot be dealt out to {self.algorithm.mini_batches} mini-batches; "
