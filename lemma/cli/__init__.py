@@ -14,7 +14,7 @@ from lemma.cli.parser import Parser
 from lemma.cli.system_errors import explained
 from lemma.cluster.rank_end import INTERRUPTED, run_and_exit
 from lemma.core.errors import UserError, nearest, warnings_said
-from lemma.core.terminal import VisibleStream
+from lemma.core.terminal import VisibleStream, show_error, visible_logs
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
 COMMANDS: dict[str, str] = {
@@ -45,7 +45,10 @@ RUN_OWN_CODE = ("train", "eval", "debug")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code: 0 well, 1 a plan that cannot be carried out, 2 a mistake of the user, 130
     interrupted. Without arguments this is a program of its own, whose arguments are the process's."""
-    return run_and_exit(lambda: _main(None)) if argv is None else _main(argv)
+    if argv is not None:
+        return _main(argv)
+    sys.excepthook = show_error
+    return run_and_exit(lambda: _main(None))
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -55,7 +58,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if before.isatty():
         sys.stdout = cast("TextIO", VisibleStream(before))
     try:
-        with warnings_said(lambda text: print(f"lemma: warning: {text}", file=sys.stderr)):
+        with visible_logs(), warnings_said(lambda text: print(f"lemma: warning: {text}", file=sys.stderr)):
             code = _run(arguments, is_program=argv is None)
             _leave_quietly(argv)
         sys.stdout.flush()

@@ -27,6 +27,7 @@ from lemma.cluster.rank_end import INTERRUPTED
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
 from lemma.core.sealed import KEY_VARIABLE
+from lemma.core.terminal import visible
 
 POLL_SECONDS = 0.05
 # How long ranks may take to end once one of them ended in good order, and once one of them failed.
@@ -122,7 +123,8 @@ class Launcher:
         say: Callable[[str], None],
     ):
         self._command, self._count, self._folder = command, count, folder
-        self._restarts, self._fresh, self._say = restarts, FreshStart(folder, fresh), say
+        self._restarts, self._fresh = restarts, FreshStart(folder, fresh)
+        self._say: Callable[[str], None] = lambda text: say(visible(text))
         self._ranks: list[RankProcess] = []
         self._stops = 0
 
@@ -251,7 +253,7 @@ class Launcher:
         if rank != 0:
             with suppress(OSError):
                 lines = _end_of(meeting / f"rank-{rank}.txt").splitlines()[-SHOWN_LINES:]
-                sys.stderr.write("".join(f"rank {rank}: {line}\n" for line in lines))
+                sys.stderr.write("".join(f"rank {rank}: {visible(line)}\n" for line in lines))
 
     # --- signals -----------------------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ import signal
 import stat
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
+
+from lemma.core.terminal import show_error
 
 INTERRUPTED = 130
 
@@ -27,10 +28,10 @@ def run_and_exit(work: Callable[[], int]) -> int:
     """
     try:
         code = work()
-    except Exception:
+    except Exception as error:
         if not _is_in_group() and not _has_daemon_threads():
             raise
-        traceback.print_exc()
+        show_error(type(error), error, error.__traceback__)
         code = 1
     if _is_in_group() or code == INTERRUPTED or _has_daemon_threads():
         _exit(code)

@@ -16,6 +16,7 @@ from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.ranks import IDLE
+from lemma.core.terminal import visible
 
 # Exit code of a rank that lost another one: the whole group may be started again.
 LOST = 75
@@ -179,5 +180,5 @@ def say_loss(sentence: str, rank: int, *, is_error: bool = False) -> None:
             (Path(meeting) / f"said-{rank}").write_text(sentence)
     elif not is_error or os.environ.get("LOCAL_RANK", "0") == "0":  # one of each machine speaks
         with suppress(OSError):
-            os.write(2, f"lemma: {'error: ' if is_error else ''}{sentence}\n".encode())
+            os.write(2, f"lemma: {'error: ' if is_error else ''}{visible(sentence)}\n".encode())
     sys.stdout.flush()

@@ -73,7 +73,7 @@ def warnings_said(say: Callable[[str], None]) -> Iterator[None]:
             if issubclass(category, LemmaWarning):
                 say(str(message))
             else:
-                show(message, category, *place, **more)
+                show(visible(str(message)), category, *place, **more)
 
         warnings.showwarning = hear
         yield

@@ -3,7 +3,12 @@ its number."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, TextIO, cast
 
 # Control characters but the tab and the end of a line, and those that turn the direction of what follows them.
@@ -35,3 +40,26 @@ class VisibleStream:
 def unescaped(stream: TextIO) -> TextIO:
     """The stream below a `VisibleStream`; any other as it is."""
     return cast("TextIO", getattr(stream, "unescaped", stream))
+
+
+class VisibleRecord(logging.LogRecord):
+    """A line of a library's log, which may quote anything that it has read."""
+
+    def getMessage(self) -> str:
+        return visible(super().getMessage())
+
+
+@contextmanager
+def visible_logs() -> Iterator[None]:
+    """Within `with`, what libraries log is `visible`. Bars go to the same stream, and move the cursor of a terminal."""
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(VisibleRecord)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
+
+
+def show_error(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+    """Python's own words about an error that nobody has explained, `visible`."""
+    sys.stderr.write(visible("".join(traceback.format_exception(kind, error, place))))

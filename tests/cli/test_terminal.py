@@ -8,16 +8,19 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from lemma.core.errors import UserError
+from lemma.core.errors import UserError, warnings_said
 from lemma.core.events import Said
-from lemma.core.terminal import VisibleStream, unescaped, visible
+from lemma.core.terminal import VisibleStream, show_error, unescaped, visible
 from lemma.data.hub import ORIGIN, hub_origin
+from tests.serving.parrot import write_parrot
 
 # A title, the clipboard, a cleared screen, a C1 sequence, a turned line, a line that overwrites the one before.
 EVIL = "\x1b]0;owned\x07 \x1b]52;c;b3duZWQ=\x07 \x1b[2J \x9b2J \u202eevil\u202c a\rb \x08\x7f"
@@ -30,7 +33,7 @@ def on_terminal(folder: Path, *arguments: str) -> tuple[int, str]:
     """What a command writes to a terminal, with its exit code. The terminal itself ends lines by `\\r\\n`."""
     reading, writing = pty.openpty()
     command = [sys.executable, "-m", "lemma", *arguments]
-    env = os.environ | {"TERM": "xterm", "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "200", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning"}
     with subprocess.Popen(command, cwd=folder, env=env, stdin=writing, stdout=writing, stderr=writing) as process:
         os.close(writing)
         data = b""
@@ -48,11 +51,19 @@ def on_terminal(folder: Path, *arguments: str) -> tuple[int, str]:
     return code, data.decode()
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_parrot(tmp_path_factory.mktemp("tiny"))
+
+
 @pytest.fixture
-def foreign(tmp_path: Path) -> Path:
+def foreign(tmp_path: Path, tiny: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": f"what {EVIL}", "answer": f"7 {EVIL}"}) + "\n")
     (tmp_path / "answers.jsonl").write_text(json.dumps({"prediction": f"it is 7 {EVIL}", "gold": "7"}) + "\n")
     (tmp_path / "rewards.py").write_text(f"def judge(completions, **more):\n    raise ValueError({EVIL!r})\n")
+    shutil.copytree(tiny, tmp_path / "model")
+    config = json.loads((tiny / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": EVIL}))
     run = tmp_path / "runs" / EVIL.replace("/", "").replace("\x00", "")
     run.mkdir(parents=True)
     (run / "recipe.yaml").write_text("stages: {}")
@@ -71,6 +82,7 @@ def foreign(tmp_path: Path) -> Path:
         (["grade", "answers.jsonl"], "it is 7"),
         (["runs", "runs"], "\\x1b]0;owned\\x07"),
         (["train", "recipe.yaml"], "\\x1b]0;owned\\x07"),
+        (["generate", "model", "how many"], "model of type `\\x1b]0;owned\\x07"),
         (["download", "model", "a/b", "--only", EVIL], "offline"),
         (["download", "model", EVIL], "\\x1b]0;owned\\x07"),
         (["train", "nowhere.yaml", "--set", f"a={EVIL}"], "nowhere.yaml"),
@@ -96,6 +108,18 @@ def test_a_stream_of_visible_text() -> None:
 
 def test_sentences_are_visible_wherever_they_go() -> None:
     assert "\x1b" not in str(UserError(EVIL, file=EVIL, fix=EVIL)) and "\x1b" not in Said(EVIL).text
+
+
+def test_tracebacks_and_warnings_are_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    show_error(ValueError, ValueError(EVIL), None)
+    assert "\\x1b]0;owned" in capsys.readouterr().err
+    heard: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *place: heard.append(str(message))
+        with warnings_said(print):
+            warnings.warn(EVIL, stacklevel=1)
+    assert heard == [visible(EVIL)]
 
 
 def test_the_name_of_a_base_model_is_a_name(tmp_path: Path) -> None:
