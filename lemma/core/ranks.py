@@ -14,13 +14,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lemma.core.errors import UserError
 from lemma.core.sealed import seal, unseal
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 # Where a speaker without work is: nobody waits for it there.
@@ -158,6 +155,11 @@ def carrier() -> Any:
     return _world.carrier
 
 
+def carries_on_device() -> bool:
+    """Whether the carrier takes tensors where they are; otherwise they go through the host's memory."""
+    return _world.on_device
+
+
 def note_place(place: str) -> None:
     """Remember what this rank does now, for those who wait for it."""
     _world.note(place)
@@ -167,7 +169,8 @@ def note_place(place: str) -> None:
 
 
 @contextmanager
-def _wait(place: str) -> Iterator[None]:
+def waiting_for_ranks(place: str) -> Iterator[None]:
+    """Within `with`, this rank waits for all others that learn."""
     _thread.waits += 1
     try:
         with _world.waiting(place):
@@ -181,7 +184,7 @@ def in_step(place: str) -> Iterator[None]:
     """Within `with`, this rank works in step with the others: each of them may wait for it at any moment. What goes
     wrong here is raised here alone, and ends the others. A pass that fails by itself waited for nobody."""
     own: RuntimeError | None = None
-    with _wait(place):
+    with waiting_for_ranks(place):
         try:
             yield
         except RuntimeError as error:
@@ -249,7 +252,7 @@ def _exchange_objects(value: T, place: str, *, to_leader: bool) -> list[T]:
 
     group, own = _control(), torch.frombuffer(bytearray(seal(value, _world.key)), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(_world.size)]
-    with _wait(place):
+    with waiting_for_ranks(place):
         dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
         longest = max(int(size) for size in sizes)
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
@@ -313,80 +316,3 @@ def leader_first(place: str) -> Iterator[None]:
     finally:
         if is_leader():
             gather_over_ranks(None, place)
-
-
-# --- tensors -------------------------------------------------------------------------------------------------------
-
-
-def exchange(given: torch.Tensor, given_sizes: Sequence[int], taken_sizes: Sequence[int], place: str) -> torch.Tensor:
-    """Send a part of a flat tensor to each rank; what all ranks sent here, one after the other."""
-    import torch.distributed as dist
-
-    sent = given if _world.on_device else given.cpu()
-    taken = sent.new_empty(sum(taken_sizes))
-    with _wait(place):
-        dist.all_to_all_single(taken, sent, list(taken_sizes), list(given_sizes), group=_world.carrier)
-    return taken.to(given.device)
-
-
-def broadcast(tensor: torch.Tensor, source: int, place: str) -> None:
-    """Overwrite a contiguous tensor by that of the rank `source`."""
-    import torch
-    import torch.distributed as dist
-
-    moved = tensor if _world.on_device else tensor.cpu()
-    with _wait(place):
-        dist.broadcast(moved.view(torch.uint8), group_src=source, group=_world.carrier)
-    if moved is not tensor:
-        tensor.copy_(moved)
-
-
-# --- the order of sums ---------------------------------------------------------------------------------------------
-
-Node = tuple[int, int]
-
-
-def halves(node: Node) -> tuple[Node, Node]:
-    """The two nodes below one that spans several slots."""
-    middle = (node[0] + node[1]) // 2
-    return (node[0], middle), (middle, node[1])
-
-
-def is_node(node: Node, count: int) -> bool:
-    """Whether these slots are added up among themselves in the tree over `count` slots."""
-    at = (0, count)
-    while at != node and at[1] - at[0] > 1:
-        left, right = halves(at)
-        at = left if node[1] <= left[1] else right
-    return at == node
-
-
-def nodes_within(own: range, count: int) -> list[Node]:
-    """The largest nodes of the tree over `count` slots that a run of slots covers."""
-    nodes: list[Node] = []
-    for slot in own:
-        push_node(nodes, (slot, slot + 1), count)
-    return nodes
-
-
-def push_node(stack: list[Node], node: Node, count: int) -> int:
-    """Put the next node upon a stack and join what belongs together; how many times two became one."""
-    stack.append(node)
-    joins = 0
-    while len(stack) > 1 and is_node((stack[-2][0], stack[-1][1]), count):
-        right, left = stack.pop(), stack.pop()
-        stack.append((left[0], right[1]))
-        joins += 1
-    return joins
-
-
-def fold(count: int, parts: dict[Node, T], add: Callable[[T, T], T]) -> T:
-    """The sum over all slots from sums over nodes, always in the same order."""
-
-    def of(node: Node) -> T:
-        if node in parts:
-            return parts[node]
-        left, right = halves(node)
-        return add(of(left), of(right))
-
-    return of((0, count))

@@ -72,6 +72,10 @@ class CheckpointStore:
         self._best: dict[str, Any] | None = None
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
+        # Whether something was saved whose end `check` has not seen.
+        self.is_saving = False
+        # The earliest step that a run may have to go on from; 0 where there is none.
+        self.oldest = self._find_oldest()
         # What all ranks write together, and the marks of this rank's files once they are on disk.
         self._pending: _Pending | None = None
         self._written: dict[str, dict[str, Any]] | None = None
@@ -92,6 +96,7 @@ class CheckpointStore:
             self._pending, self._written = pending, None
         target = self._write_guarded if world_size() == 1 else self._write_part_guarded
         self._writer = threading.Thread(target=target, args=(pending, snapshot), name="checkpoint")
+        self.is_saving = True
         self._writer.start()
 
     def wait(self) -> None:
@@ -119,6 +124,7 @@ class CheckpointStore:
         have written."""
         pending = self._pending
         if pending is None:
+            self.is_saving = self._writer is not None and self._writer.is_alive()
             self._raise_failure()
             return
 
@@ -197,6 +203,7 @@ class CheckpointStore:
             self._write_best(pending.best)
         if pending.prune:
             self._prune()
+        self.oldest = self._find_oldest()
 
     def _write_best(self, best: Mapping[str, Any]) -> None:
         write_whole(self.folder / BEST, json.dumps(best, sort_keys=True))
@@ -239,9 +246,7 @@ class CheckpointStore:
         """Steps with a checkpoint on disk, valid or not."""
         return sorted(int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdecimal())
 
-    @property
-    def oldest(self) -> int:
-        """The earliest step that a run may have to go on from; 0 where there is none."""
+    def _find_oldest(self) -> int:
         return min(self.steps()[-self.keep :], default=0)
 
     def newest(self) -> Checkpoint | None:
@@ -264,6 +269,7 @@ class CheckpointStore:
 
         together(follow, "the newest checkpoint")
         checkpoint = held[0]
+        self.oldest = self._find_oldest()
         if checkpoint is not None:
             self._best = checkpoint.state["best"]
         return checkpoint

@@ -6,26 +6,28 @@ adds it up in the order of the tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 
 from lemma.core.ranks import (
-    Node,
-    broadcast,
-    exchange,
-    fold,
+    carrier,
+    carries_on_device,
     gather_over_ranks,
-    nodes_within,
-    push_node,
     rank,
     slots,
     slots_of,
+    waiting_for_ranks,
     world_size,
 )
 from lemma.learning.parameter_pieces import ParameterPiece, bucket_share, buckets
 
 Gradients = dict[str, torch.Tensor]
+# Slots from the first number up to the second, added up.
+Node = tuple[int, int]
+T = TypeVar("T")
 
 
 class SlotSums:
@@ -155,3 +157,73 @@ def _spread(home: int, tensors: Sequence[torch.Tensor], place: str) -> None:
     if rank() != home:
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.view(-1).copy_(part)
+
+
+# --- the tree ------------------------------------------------------------------------------------------------------
+
+
+def halves(node: Node) -> tuple[Node, Node]:
+    """The two nodes below one that spans several slots."""
+    middle = (node[0] + node[1]) // 2
+    return (node[0], middle), (middle, node[1])
+
+
+def is_node(node: Node, count: int) -> bool:
+    """Whether these slots are added up among themselves in the tree over `count` slots."""
+    at = (0, count)
+    while at != node and at[1] - at[0] > 1:
+        left, right = halves(at)
+        at = left if node[1] <= left[1] else right
+    return at == node
+
+
+def nodes_within(own: range, count: int) -> list[Node]:
+    """The largest nodes of the tree over `count` slots that a run of slots covers."""
+    nodes: list[Node] = []
+    for slot in own:
+        push_node(nodes, (slot, slot + 1), count)
+    return nodes
+
+
+def push_node(stack: list[Node], node: Node, count: int) -> int:
+    """Put the next node upon a stack and join what belongs together; how many times two became one."""
+    stack.append(node)
+    joins = 0
+    while len(stack) > 1 and is_node((stack[-2][0], stack[-1][1]), count):
+        right, left = stack.pop(), stack.pop()
+        stack.append((left[0], right[1]))
+        joins += 1
+    return joins
+
+
+def fold(count: int, parts: dict[Node, T], add: Callable[[T, T], T]) -> T:
+    """The sum over all slots from sums over nodes, always in the same order."""
+
+    def of(node: Node) -> T:
+        if node in parts:
+            return parts[node]
+        left, right = halves(node)
+        return add(of(left), of(right))
+
+    return of((0, count))
+
+
+# --- between ranks -------------------------------------------------------------------------------------------------
+
+
+def exchange(given: torch.Tensor, given_sizes: Sequence[int], taken_sizes: Sequence[int], place: str) -> torch.Tensor:
+    """Send a part of a flat tensor to each rank; what all ranks sent here, one after the other."""
+    sent = given if carries_on_device() else given.cpu()
+    taken = sent.new_empty(sum(taken_sizes))
+    with waiting_for_ranks(place):
+        dist.all_to_all_single(taken, sent, list(taken_sizes), list(given_sizes), group=carrier())
+    return taken.to(given.device)
+
+
+def broadcast(tensor: torch.Tensor, source: int, place: str) -> None:
+    """Overwrite a contiguous tensor by that of the rank `source`."""
+    moved = tensor if carries_on_device() else tensor.cpu()
+    with waiting_for_ranks(place):
+        dist.broadcast(moved.view(torch.uint8), group_src=source, group=carrier())
+    if moved is not tensor:
+        tensor.copy_(moved)

@@ -1,13 +1,12 @@
-"""The sink of a run: passes each event to every logger; a logger that fails is dropped, so that the run continues."""
+"""The sink of a run: its loggers, by name."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lemma.config.registry import Registry
 from lemma.core.errors import UserError, nearest, warnings_said
@@ -15,6 +14,7 @@ from lemma.core.events import Event, Said, Sink
 from lemma.core.ranks import rank
 from lemma.reporting.console import Console
 from lemma.reporting.logfile import LogFile
+from lemma.reporting.loggers import Logger, Loggers
 from lemma.reporting.mlflow import MLflow
 from lemma.reporting.tensorboard import TensorBoard
 from lemma.reporting.trackio import Trackio
@@ -22,58 +22,6 @@ from lemma.reporting.wandb import WeightsAndBiases
 
 if TYPE_CHECKING:
     from lemma.recipe import Recipe
-
-
-class Logger(Protocol):
-    """Takes events until it is closed. `troubles` are its errors that must not end a run."""
-
-    name: str
-    troubles: tuple[type[Exception], ...]
-
-    def __call__(self, event: Event) -> None: ...
-
-    def close(self, failed: bool) -> None: ...
-
-
-class Loggers:
-    """Several loggers as one sink, safe to call from any thread. One that fails is dropped, and the others say so."""
-
-    def __init__(self, loggers: Sequence[Logger]):
-        self._loggers = list(loggers)
-        self._lock = threading.RLock()
-
-    def __call__(self, event: Event) -> None:
-        with self._lock:
-            for logger in list(self._loggers):
-                if logger not in self._loggers:
-                    continue
-                try:
-                    logger(event)
-                except logger.troubles as error:
-                    self._drop(logger, error)
-
-    def _drop(self, logger: Logger, error: Exception) -> None:
-        self._loggers.remove(logger)
-        self(Said(f"{logger.name} failed ({error}); the run continues without it", "warning"))
-
-    def note_end(self, error: BaseException) -> None:
-        """Write what ended the run to its log; on the console, whoever started it does that."""
-        with self._lock, suppress(OSError):
-            for logger in self._loggers:
-                if isinstance(logger, LogFile):
-                    logger.note_end(error)
-
-    def close(self, failed: bool) -> None:
-        """Close the loggers, the last one first, so that the console can still report errors."""
-        with self._lock:
-            while self._loggers:
-                logger = self._loggers[-1]
-                try:
-                    logger.close(failed)
-                except logger.troubles as error:
-                    self._drop(logger, error)
-                else:
-                    self._loggers.remove(logger)
 
 
 @dataclass(frozen=True)

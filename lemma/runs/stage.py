@@ -123,7 +123,8 @@ class Stage:
         self.emit(Said(text, "warning"))
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        self._waits.end_all()
+        if self._waits.now:
+            self._waits.end_all()
         self.emit(Progressed(self.name, done, total, note))
 
     def measure(
@@ -279,7 +280,8 @@ class Stage:
         While updates are skipped the weights may be corrupt: the schedule waits, and no earlier checkpoint is removed.
         """
         self._begin()
-        self.store.check()
+        if self.store.is_saving:
+            self.store.check()
         asked = self._stop.is_agreed()
         due = self._is_owed or self.is_due(self.options.checkpoint.every, step, total)
         learners = [learner, *(part for part in self._kept.values() if isinstance(part, Learner))]

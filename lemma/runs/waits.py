@@ -13,21 +13,20 @@ class Waits:
 
     def __init__(self, stage: str, sink: Sink):
         self._stage, self._sink = stage, sink
-        self._now: list[str] = []  # the innermost last
+        self.now: list[str] = []  # the innermost last
 
     def begin(self, what: str) -> None:
-        self._now.append(what)
+        self.now.append(what)
         self._sink(Awaited(self._stage, what))
 
     @contextmanager
     def within(self, what: str) -> Iterator[None]:
         self.begin(what)
         yield
-        del self._now[-1:]
-        self._sink(Awaited(self._stage, *self._now[-1:]))
+        del self.now[-1:]
+        self._sink(Awaited(self._stage, *self.now[-1:]))
 
     def end_all(self) -> None:
         """A step is done: nothing is waited for any more."""
-        if self._now:
-            self._now = []
-            self._sink(Awaited(self._stage))
+        self.now = []
+        self._sink(Awaited(self._stage))

@@ -278,18 +278,18 @@ def test_pieces_and_homes() -> None:
 def test_the_order_of_a_sum_does_not_depend_on_who_adds() -> None:
     """Words instead of numbers, which show how they were put together."""
 
-    def word(node: ranks.Node) -> str:
+    def word(node: gradients.Node) -> str:
         if node[1] - node[0] == 1:
             return chr(97 + node[0])
-        return "(" + "".join(map(word, ranks.halves(node))) + ")"
+        return "(" + "".join(map(word, gradients.halves(node))) + ")"
 
     for count in range(1, 12):
         for size in range(1, 14):
             blocks = [range(rank * count // size, (rank + 1) * count // size) for rank in range(size)]
-            parts = {node: word(node) for own in blocks for node in ranks.nodes_within(own, count)}
+            parts = {node: word(node) for own in blocks for node in gradients.nodes_within(own, count)}
             assert [slot for node in parts for slot in range(*node)] == list(range(count))
-            assert ranks.fold(count, parts, lambda left, right: f"({left}{right})") == word((0, count))
-    assert ranks.nodes_within(range(3, 8), 8) == [(3, 4), (4, 8)]
+            assert gradients.fold(count, parts, lambda left, right: f"({left}{right})") == word((0, count))
+    assert gradients.nodes_within(range(3, 8), 8) == [(3, 4), (4, 8)]
 
 
 def test_what_is_split_follows_the_memory_plan() -> None:

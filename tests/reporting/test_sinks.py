@@ -20,7 +20,7 @@ from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, Sta
 from lemma.reporting import console as console_module
 from lemma.reporting import make_sink
 from lemma.reporting.console import Console, Pace, duration, headline, number
-from lemma.reporting.sinks import Loggers
+from lemma.reporting.loggers import Loggers
 from lemma.runs.run_folder import refuse_links
 
 

@@ -52,6 +52,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         engine, roller = speaking.engine, speaking.roller
         ahead.use(roller, parts.policy, engine)
         benchmarks.begin(done, total, engine)
+        measured, kept = benchmarks.due_steps(total), options.journal.steps
         stage.catch_up(learner, done, total)
         precision = pick_precision(stage.model.precision, parts.policy.device)
         for step in range(done + 1, total + 1):
@@ -60,7 +61,6 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             background.wait()
             if not ahead.is_sampling:
                 engine.sleep()
-            stage.store.check()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
             reports, notes = learn(stage, options, parts, step, batch)
@@ -76,13 +76,13 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             parts.algorithm.observe(values, parts.memory)
             if not options.rollout.lag or step == 1:
                 check_engine(parts.policy, precision, engine, reports, speaking.sampling.temperature)
-            if benchmarks.are_due(step, total):
+            if is_measured := step in measured:
                 ahead.land()
-            is_best = benchmarks.after(step, total, engine)
+            is_best = is_measured and benchmarks.after(step, total, engine)
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
-                background.submit(partial(tidy_files, roller.folder, step, options.journal.steps, stage.store.oldest))
+                background.submit(partial(tidy_files, roller.folder, step, kept, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 

@@ -47,9 +47,9 @@ class RlBenchmarks:
         for part in self._parts:
             part.begin(step, total, engine, choose=part is self._chooser)
 
-    def are_due(self, step: int, total: int) -> bool:
-        """Whether an evaluation is due after this step."""
-        return any(part.is_due(step, total) for part in self._parts)
+    def due_steps(self, total: int) -> frozenset[int]:
+        """The steps after which an evaluation is due."""
+        return frozenset(step for step in range(1, total + 1) if any(part.is_due(step, total) for part in self._parts))
 
     def after(self, step: int, total: int, engine: Engine) -> bool:
         """Whether this step was evaluated and is the best so far."""
