@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import model_validator
 
 from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts.advantages import any_differs, assign_each, compared
+from lemma.algorithms.parts.advantages import compared
+from lemma.algorithms.parts.each_reward import any_differs, assign_each
 from lemma.algorithms.parts.loss_options import EachReward, Scale
 from lemma.algorithms.parts.policy_gradient import GainOptions, PolicyGradient, RatioOptions
 from lemma.core.types import Group

@@ -9,10 +9,11 @@ from lemma.config.registry import Registry, from_options
 from lemma.core.errors import UserError, nearest
 from lemma.formats.alpaca import Alpaca
 from lemma.formats.boxed import Boxed, Chat
-from lemma.formats.format import FAULTS, HARMLESS, Format, Parsed, read_answer
+from lemma.formats.format import Format
 from lemma.formats.published import No, Own, Prime, PrimeCode, PrimeSft, Qwen, SimpleRl
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import R1Zero
+from lemma.formats.tags import FAULTS, HARMLESS, Parsed, read_answer
 from lemma.formats.think_answer import ThinkAnswer
 from lemma.formats.think_boxed import ThinkBoxed
 from lemma.formats.working_out import WorkingOut

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from lemma.formats.format import Format, Parsed
+from lemma.formats.format import Format
+from lemma.formats.tags import Parsed
 from lemma.formats.templates import opening_lines
 
 SYSTEM = "Below is an instruction that describes a task. Write a response that appropriately completes the request."

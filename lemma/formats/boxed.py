@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lemma.formats.chat import ChatFormat
-from lemma.formats.format import GradeUnfinished, Parsed
-from lemma.formats.tags import compose_boxed, parse_boxed
+from lemma.formats.tags import GradeUnfinished, Parsed, compose_boxed, parse_boxed
 from lemma.formats.think_boxed import parse_thought_and_box
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."

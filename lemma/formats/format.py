@@ -4,55 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from lemma.config import Options
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
+from lemma.formats.tags import Parsed
 from lemma.formats.templates import render
 from lemma.formats.tool_prompt import with_offer
-from lemma.grading.extract import extract
-from lemma.grading.rules import Rules
-
-FAULTS: dict[str, str] = {
-    "missing_think_start": "the reasoning has no opening tag",
-    "missing_think_end": "the reasoning never ends, so no answer counts",
-    "several_think_ends": "the reasoning ends more than once; what follows the second end is dropped",
-    "text_before_think": "there is text in front of the reasoning",
-    "text_before_answer": "there is text between the reasoning and the answer",
-    "wrong_space": "not exactly one space between the reasoning and the answer",
-    "no_answer": "there is no answer, or it is empty",
-    "no_closing_tag": "the answer is never closed, so it does not count",
-    "several_answers": "there are several answers; the last one counts",
-    "text_after_answer": "there is text after the answer; it is dropped",
-}
-"""Every fault code that `parse` can return, and its meaning."""
-
-GradeUnfinished = Annotated[
-    bool,
-    Field(description="If the reasoning never ends, look for an answer in the whole text instead of counting none."),
-]
-
-HARMLESS = frozenset({"several_answers", "text_after_answer"})
-"""Faults that are worth counting but leave no doubt about which answer was given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A parsed completion. `answer` is None if none counts; `faults` are keys of `FAULTS`."""
-
-    reasoning: str | None
-    answer: str | None
-    faults: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether the completion follows the format: there is an answer and every fault is harmless."""
-        return self.answer is not None and HARMLESS.issuperset(self.faults)
 
 
 class Format(Options):
@@ -198,16 +160,6 @@ class Format(Options):
         if prompt is not None and not prompt.endswith(self.opening):
             return response
         return response.removeprefix(self.opening)
-
-
-def read_answer(fmt: Format, completion: str, finish: str, rules: Rules) -> Parsed:
-    """A completion as the format parses it. Where the prompt did not ask for a form and the format finds no answer, the
-    answer is looked for in the whole completion, unless it was cut off."""
-    parsed = fmt.parse(completion)
-    if fmt.asks_for_form or parsed.faults != ("no_answer",) or finish == "length":
-        return parsed
-    answer = extract(completion, rules).answer
-    return parsed if answer is None else replace(parsed, answer=answer, faults=())
 
 
 def about(problem: Problem) -> str:

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from lemma.formats.format import Format, GradeUnfinished, Parsed
-from lemma.formats.tags import Tags, parse_tagged, unboxed
+from lemma.formats.format import Format
+from lemma.formats.tags import GradeUnfinished, Parsed, Tags, parse_tagged, unboxed
 from lemma.formats.templates import opening_lines
 
 PREAMBLE = (

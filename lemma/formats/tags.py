@@ -1,15 +1,67 @@
-r"""Where reasoning and answer stand in a completion: between tags, or in a \boxed{...} with balanced braces. Linear in
-the text."""
+r"""What a completion is parsed into, and where reasoning and answer stand in it: between tags, or in a \boxed{...} with
+balanced braces. Linear in the text."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
-from lemma.formats.format import Parsed
-from lemma.grading.extract import closing_brace
+from pydantic import Field
+
+from lemma.grading.extract import closing_brace, extract
+from lemma.grading.rules import Rules
+
+if TYPE_CHECKING:
+    from lemma.formats.format import Format
 
 _BOX = re.compile(r"\\boxed\s*\{")
+
+FAULTS: dict[str, str] = {
+    "missing_think_start": "the reasoning has no opening tag",
+    "missing_think_end": "the reasoning never ends, so no answer counts",
+    "several_think_ends": "the reasoning ends more than once; what follows the second end is dropped",
+    "text_before_think": "there is text in front of the reasoning",
+    "text_before_answer": "there is text between the reasoning and the answer",
+    "wrong_space": "not exactly one space between the reasoning and the answer",
+    "no_answer": "there is no answer, or it is empty",
+    "no_closing_tag": "the answer is never closed, so it does not count",
+    "several_answers": "there are several answers; the last one counts",
+    "text_after_answer": "there is text after the answer; it is dropped",
+}
+"""Every fault code that `parse` can return, and its meaning."""
+
+GradeUnfinished = Annotated[
+    bool,
+    Field(description="If the reasoning never ends, look for an answer in the whole text instead of counting none."),
+]
+
+HARMLESS = frozenset({"several_answers", "text_after_answer"})
+"""Faults that are worth counting but leave no doubt about which answer was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A parsed completion. `answer` is None if none counts; `faults` are keys of `FAULTS`."""
+
+    reasoning: str | None
+    answer: str | None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the completion follows the format: there is an answer and every fault is harmless."""
+        return self.answer is not None and HARMLESS.issuperset(self.faults)
+
+
+def read_answer(fmt: Format, completion: str, finish: str, rules: Rules) -> Parsed:
+    """A completion as the format parses it. Where the prompt did not ask for a form and the format finds no answer, the
+    answer is looked for in the whole completion, unless it was cut off."""
+    parsed = fmt.parse(completion)
+    if parsed.faults != ("no_answer",) or finish == "length" or fmt.asks_for_form:
+        return parsed
+    answer = extract(completion, rules).answer
+    return parsed if answer is None else replace(parsed, answer=answer, faults=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from lemma.formats.chat import ChatFormat
-from lemma.formats.format import GradeUnfinished, Parsed
-from lemma.formats.tags import Tags, parse_tagged, unboxed
+from lemma.formats.tags import GradeUnfinished, Parsed, Tags, parse_tagged, unboxed
 
 SYSTEM = (
     "The user asks a question, and you solve it. First think about the reasoning process, then give the user the "

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from lemma.formats.format import Format, GradeUnfinished, Parsed
-from lemma.formats.tags import Tags, parse_tagged
+from lemma.formats.format import Format
+from lemma.formats.tags import GradeUnfinished, Parsed, Tags, parse_tagged
 from lemma.formats.templates import opening_lines, quote
 
 TURNS = r"""{%- if system %}{{- system + (eos_token or '') }}{%- endif %}

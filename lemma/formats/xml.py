@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lemma.formats.chat import ChatFormat
-from lemma.formats.format import GradeUnfinished, Parsed
-from lemma.formats.tags import Tags, parse_tagged
+from lemma.formats.tags import GradeUnfinished, Parsed, Tags, parse_tagged
 
 SYSTEM = """
 Respond in the following format:

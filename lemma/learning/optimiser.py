@@ -19,7 +19,7 @@ from lemma.learning.gradients import SlotSums, spread, sum_to_homes
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.parameter_pieces import ParameterPiece, cut
 from lemma.learning.saved_slices import SavedSlices
-from lemma.models.products import sink_of
+from lemma.models.joint_products import sink_of
 
 Split = Literal["none", "optimiser", "gradients", "weights"]
 SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000

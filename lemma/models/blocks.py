@@ -18,19 +18,9 @@ from torch import nn
 
 from lemma.models.adapters import folded
 from lemma.models.attention import CachedAttention, attend
+from lemma.models.joint_products import GatedDown, holds_joint, joint_product, single_product
 from lemma.models.packing import Segments
-from lemma.models.products import (
-    GatedDown,
-    Product,
-    as_product,
-    gated,
-    holds_joint,
-    join_weights,
-    joint_product,
-    projected,
-    separate,
-    single_product,
-)
+from lemma.models.products import Product, as_product, gated, join_weights, projected, separate
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 QUERIES, GATES = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")

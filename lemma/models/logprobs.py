@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lemma.models.joint_products import add_product_, sink_of
 from lemma.models.memory import CHUNK_BYTES, HOST_CHUNK_BYTES
-from lemma.models.products import add_product_, sink_of
 
 # Share of a GPU's memory that stays free where logits are kept for the backward pass.
 MARGIN = 0.15

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from lemma.core.errors import UserError
-from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
+from lemma.core.events import Axis, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.outside import check_is_trainer
@@ -80,7 +80,7 @@ class Stage:
         # Names of the earlier stages, in the order of the recipe.
         self.earlier = earlier
         self.clock = Clock()
-        self._sink, self._stop, self.recipe = sink, stop, recipe
+        self.emit, self._stop, self.recipe = sink, stop, recipe
         checkpoints = folder.stage(name) / "checkpoints"
         self.store = CheckpointStore(checkpoints, options.checkpoint.keep, self.warn, folder.recipes)
         # The best score so far and what it is of; lower is better for a loss only.
@@ -112,9 +112,6 @@ class Stage:
         return self.seed if self.start_from is None else key(self.seed, self.name)
 
     # --- telling -----------------------------------------------------------------------------------------------
-
-    def emit(self, event: Event) -> None:
-        self._sink(event)
 
     def say(self, text: str) -> None:
         self.emit(Said(text))

@@ -17,8 +17,8 @@ from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import are_finite
 from lemma.models import blocks
 from lemma.models.attention import NAME
+from lemma.models.joint_products import sink_of
 from lemma.models.policy import Policy
-from lemma.models.products import sink_of
 from lemma.objectives import NegativeLogLikelihood
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

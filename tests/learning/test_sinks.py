@@ -9,7 +9,7 @@ from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split
 from lemma.models import blocks
-from lemma.models.products import sink_of
+from lemma.models.joint_products import sink_of
 from lemma.objectives import NegativeLogLikelihood
 from tests.models.small import relative, tiny_policy, trajectories
 

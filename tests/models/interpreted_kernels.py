@@ -13,8 +13,9 @@ from lemma.models import adapter_kernels, blocks, joint_kernels, kernels, sharin
 from lemma.models import logprobs as lemma_logprobs
 from lemma.models.adapters import Folded
 from lemma.models.blocks import gated, rms_norm
+from lemma.models.joint_products import gate_backward
 from lemma.models.logprobs import token_logprobs
-from lemma.models.products import Product, gate_backward
+from lemma.models.products import Product
 from lemma.models.sharing import Sharing, plain_sum_over_readers
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from lemma.models import blocks
 from lemma.models.attention import NAME
+from lemma.models.joint_products import sink_of
 from lemma.models.packing import Segments
-from lemma.models.products import sink_of
 
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

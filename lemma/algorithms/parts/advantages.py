@@ -7,7 +7,7 @@ one, which has nothing to compare with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -35,8 +35,8 @@ def compared(
     unbiased: bool = True,
 ) -> list[np.ndarray]:
     """The advantage of each sample, (reward - baseline of its group) / deviation, for the rewards of each group."""
-    flat, numbers = np.concatenate([np.zeros(0), *rewards]), _numbered(rewards)
-    return _split_like(
+    flat, numbers = np.concatenate([np.zeros(0), *rewards]), numbered(rewards)
+    return split_like(
         rewards,
         group_advantages(flat, numbers, baseline=baseline, scale=scale, epsilon=epsilon, unbiased=unbiased),
     )
@@ -44,7 +44,7 @@ def compared(
 
 def standardised_groups(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The advantages of all groups together, standardised to mean 0 and standard deviation 1."""
-    return _split_like(groups, standardised(np.concatenate(groups))) if groups else []
+    return split_like(groups, standardised(np.concatenate(groups))) if groups else []
 
 
 def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
@@ -61,49 +61,15 @@ def learns(group: Group, advantages: np.ndarray) -> bool:
     return any(differs and any(one.trained_tokens for one in episode) for episode, differs in pairs)
 
 
-def assign_each(groups: Sequence[Group], weights: Mapping[str, float], epsilon: float) -> None:
-    """Advantages of the weighted sums, over all groups."""
-    tables = [_table(group, weights) for group in groups]
-    if tables:
-        rows, numbers = np.concatenate(tables), _numbered(tables)
-        advantages = summed_advantages(rows, list(weights.values()), numbers, epsilon=epsilon)
-        write_advantages(groups, _split_like(tables, advantages))
-
-
-def any_differs(group: Group, weights: Mapping[str, float], epsilon: float) -> bool:
-    """Whether any reward with a weight gives a trained sample of this group an advantage."""
-    columns = zip(_table(group, weights).T, weights.values(), strict=True)
-    return any(
-        learns(group, compared([column], "mean", scale="group", epsilon=epsilon)[0])
-        for column, weight in columns
-        if weight
-    )
-
-
-def _table(group: Group, weights: Mapping[str, float]) -> np.ndarray:
-    """The named rewards of every episode (R, K); NaN where one does not apply."""
-    table = [[episode[0].rewards.get(name, np.nan) for name in weights] for episode in group.episodes]
-    return np.array(table, dtype=np.float64).reshape(len(table), len(weights))
-
-
-def _numbered(groups: Sequence[np.ndarray]) -> np.ndarray:
+def numbered(groups: Sequence[np.ndarray]) -> np.ndarray:
     """The group number of each row, over all groups concatenated."""
     return np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
 
-def _split_like(groups: Sequence[np.ndarray], values: np.ndarray) -> list[np.ndarray]:
+def split_like(groups: Sequence[np.ndarray], values: np.ndarray) -> list[np.ndarray]:
     """Values of all rows, split into one array per group."""
     ends = [*accumulate(len(group) for group in groups)]
     return [values[first:end] for first, end in pairwise([0, *ends])]
-
-
-def total_rewards(rewards_RK: Any, weights_K: Sequence[float] | None = None) -> np.ndarray:
-    """The weighted sum of the K rewards of each row, ignoring missing ones; NaN if all are missing."""
-    table = as_rewards(rewards_RK)
-    assert table.ndim == 2
-    weights = np.ones(table.shape[1]) if weights_K is None else np.asarray(weights_K, dtype=np.float64)
-    sums = np.nansum(table * weights, axis=1)
-    return np.where(np.isnan(table).all(axis=1), np.nan, sums)
 
 
 def as_rewards(values: Any) -> np.ndarray:
@@ -152,19 +118,6 @@ def group_advantages(
 def divisor(rewards: np.ndarray, epsilon: float, unbiased: bool = True) -> float:
     """What scaled advantages are divided by; for rewards that are all the same, 1 stands in for the deviation."""
     return (_deviation(rewards, unbiased) or 1.0) + epsilon
-
-
-def summed_advantages(
-    rewards_RK: Any, weights_K: Sequence[float], groups_R: Any, *, epsilon: float = 1e-4
-) -> np.ndarray:
-    """Each of K rewards normalised within its group, then summed by weight, then normalised over the batch (GDPO).
-
-    Rewards of different scales then count according to their weights.
-    """
-    table = as_rewards(rewards_RK)
-    columns = [group_advantages(column, groups_R, scale="group", epsilon=epsilon) for column in table.T]
-    summed = total_rewards(np.where(np.isnan(table), np.nan, np.stack(columns, axis=1)), weights_K)
-    return standardised(summed, epsilon=epsilon)
 
 
 def standardised(values_R: Any, *, epsilon: float = 1e-4) -> np.ndarray:
