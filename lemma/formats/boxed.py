@@ -2,7 +2,7 @@ r"""The format of Qwen's math models: a system message asks for the answer in \b
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lemma.formats.chat import ChatFormat
 from lemma.formats.tags import GradeUnfinished, Parsed, compose_boxed, parse_boxed
@@ -52,6 +52,4 @@ class Chat(BoxedChat):
     name: Literal["chat"] = "chat"
     """The tokenizer's chat template and nothing else."""
 
-    @property
-    def asks_for_form(self) -> bool:
-        return "boxed" in self.own_system
+    asks_by: ClassVar[str] = "boxed"

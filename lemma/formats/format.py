@@ -46,6 +46,9 @@ class Format(Options):
 
     stop: ClassVar[tuple[str, ...]] = ()
     """Generation ends after one of these strings, which stays in the completion."""
+    asks_by: ClassVar[str] = ""
+    """The word by which an instruction asks for the form of the answer; under one without it the answer may stand
+    anywhere. Empty: the tags imply the form."""
     takes_system: ClassVar[bool] = True
     """Whether a problem's own system message replaces the format's; otherwise it is dropped."""
 
@@ -58,11 +61,6 @@ class Format(Options):
     def opening(self) -> str:
         """The beginning of the response that the prompt already contains; a target does not repeat it."""
         return ""
-
-    @property
-    def asks_for_form(self) -> bool:
-        """Whether the prompt says, or its tags imply, where the answer is to stand. Otherwise it may stand anywhere."""
-        return True
 
     @property
     @abstractmethod

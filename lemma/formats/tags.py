@@ -58,7 +58,7 @@ def read_answer(fmt: Format, completion: str, finish: str, rules: Rules) -> Pars
     """A completion as the format parses it. Where the prompt did not ask for a form and the format finds no answer, the
     answer is looked for in the whole completion, unless it was cut off."""
     parsed = fmt.parse(completion)
-    if parsed.faults != ("no_answer",) or finish == "length" or fmt.asks_for_form:
+    if not fmt.asks_by or parsed.faults != ("no_answer",) or finish == "length" or fmt.asks_by in fmt.own_system:
         return parsed
     answer = extract(completion, rules).answer
     return parsed if answer is None else replace(parsed, answer=answer, faults=())
