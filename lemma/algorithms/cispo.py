@@ -6,19 +6,15 @@ loss = - mean over all tokens of min(r, cap) A log p, without a gradient through
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
-from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import Normalise, Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
+    from lemma.objectives.policy_loss import CappedWeight
 
 
 class Cispo(RatioOptions, PolicyGradient):
@@ -31,10 +27,7 @@ class Cispo(RatioOptions, PolicyGradient):
     cap: float = Field(5.0, ge=1)
     """Maximum ratio; DAPO's upper clip would be 1.28."""
 
-    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
-
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
+    def surrogate(self) -> CappedWeight:
         from lemma.objectives.policy_loss import CappedWeight
 
-        return self.policy_loss(CappedWeight(self.cap), max_tokens, memory)
+        return CappedWeight(self.cap)

@@ -8,18 +8,10 @@ Its fourth part, a penalty for overlong samples, is the reward soft_overlong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import numpy as np
-
-from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import ClipHigh, Normalise, Scale
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
-
-if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
 
 
 class Dapo(ClipOptions, RatioOptions, PolicyGradient):
@@ -32,9 +24,3 @@ class Dapo(ClipOptions, RatioOptions, PolicyGradient):
     clip_high: ClipHigh = 0.28
 
     replaces_groups: ClassVar[int] = 5
-
-    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
-
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        return self.policy_loss(self.clipped(), max_tokens, memory)

@@ -7,18 +7,10 @@ loss = - mean over samples of the sum over their tokens of min(r A, clip(r) A) /
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
-
-from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import Normalise
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
-
-if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
 
 
 class DrGrpo(ClipOptions, RatioOptions, PolicyGradient):
@@ -27,9 +19,3 @@ class DrGrpo(ClipOptions, RatioOptions, PolicyGradient):
     name: Literal["dr_grpo"] = "dr_grpo"
     """GRPO done right."""
     normalise: Normalise = "constant"
-
-    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
-
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        return self.policy_loss(self.clipped(), max_tokens, memory)

@@ -10,20 +10,15 @@ and `constant: 1`; SAPO and VESPO are gains. `each_reward` is GDPO: several rewa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
-import numpy as np
 from pydantic import model_validator
 
 from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.each_reward import any_differs, assign_each
 from lemma.algorithms.parts.loss_options import EachReward, Scale
 from lemma.algorithms.parts.policy_gradient import GainOptions, PolicyGradient, RatioOptions
 from lemma.core.types import Group
-
-if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
 
 
 class Grpo(GainOptions, RatioOptions, PolicyGradient):
@@ -44,12 +39,6 @@ class Grpo(GainOptions, RatioOptions, PolicyGradient):
     @property
     def reward_weights(self) -> Mapping[str, float]:
         return self.each_reward or {}
-
-    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
-
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        return self.policy_loss(self.surrogate(), max_tokens, memory)
 
     def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         if not self.each_reward:

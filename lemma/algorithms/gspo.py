@@ -6,18 +6,10 @@ loss = - mean over samples of min(r A, clip(r) A), with r the geometric mean of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
-
-from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import Clip, ClipHigh, Level, Scale
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
-
-if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
 
 
 class Gspo(ClipOptions, RatioOptions, PolicyGradient):
@@ -33,9 +25,3 @@ class Gspo(ClipOptions, RatioOptions, PolicyGradient):
     @property
     def ratio_level(self) -> Level:
         return "sequence"
-
-    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
-
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        return self.policy_loss(self.clipped(), max_tokens, memory)

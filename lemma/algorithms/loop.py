@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts.advantages import compared, is_large
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
 from lemma.algorithms.parts.refusals import refuse_unused
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
+    from lemma.objectives.policy_loss import Surrogate
 
 
 class Loop(RatioOptions, PolicyGradient):
@@ -60,8 +59,7 @@ class Loop(RatioOptions, PolicyGradient):
         groups = compared(rewards, baseline, scale=self.scale, epsilon=self.epsilon, unbiased=False)
         return [np.where(is_large(a, self.least_advantage, self.positive_only), a, 0.0) for a in groups]
 
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
+    def surrogate(self) -> Surrogate:
         from lemma.objectives.policy_loss import Clip, LogprobGain
 
-        surrogate = LogprobGain() if self.clip is None else Clip.symmetric_in_log(self.clip)
-        return self.policy_loss(surrogate, max_tokens, memory)
+        return LogprobGain() if self.clip is None else Clip.symmetric_in_log(self.clip)

@@ -72,5 +72,5 @@ class Ppo(parts.CriticOptions, parts.RewardKlOptions, ClipOptions, PolicyGradien
             parts.track_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
 
     def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        loss = self.policy_loss(self.clipped(), max_tokens, memory)
+        loss = super().objective(max_tokens, memory)
         return replace(loss, kl=None) if self.kl_in_reward else loss

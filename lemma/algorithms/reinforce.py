@@ -25,7 +25,7 @@ from lemma.algorithms.parts.turn_returns import divisors, has_returns, is_paid, 
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
+    from lemma.objectives.policy_loss import LogprobGain
 
 
 class Reinforce(PolicyGradient):
@@ -52,10 +52,10 @@ class Reinforce(PolicyGradient):
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return compared(rewards, "mean" if self.compares else "none", scale=self.scale, epsilon=self.epsilon)
 
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
+    def surrogate(self) -> LogprobGain:
         from lemma.objectives.policy_loss import LogprobGain
 
-        return self.policy_loss(LogprobGain(), max_tokens, memory)
+        return LogprobGain()
 
     def has_signal(self, group: Group) -> bool:
         advantages = compared([rewards_of(group)], "mean" if self.compares else "none")[0]

@@ -7,7 +7,7 @@ loss = - mean over samples of min(r A, clip(r) A), with r the product of the rat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -18,9 +18,6 @@ from lemma.algorithms.parts.episode_tokens import kl_of_samples, remember_kl
 from lemma.algorithms.parts.loss_options import Level
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
 from lemma.core.types import Group
-
-if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
 
 
 class Rloo(ClipOptions, RatioOptions, PolicyGradient):
@@ -57,9 +54,6 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
 
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return self._compared([self._within_clip(group) for group in rewards])
-
-    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        return self.policy_loss(self.clipped(), max_tokens, memory)
 
     def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
         if not self.reward_kl:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lemma.core.types import Output
 from lemma.objectives import Loss, LossInputs, Totals
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
@@ -39,8 +40,9 @@ def tensors(case: Case) -> dict[str, torch.Tensor]:
 
 def flat(
     mask: torch.Tensor,
-    log_probs: torch.Tensor,
+    numbers: torch.Tensor,
     *,
+    output: Output = "logprobs",
     entropies: torch.Tensor | None = None,
     rows: slice = slice(None),
     **fields: torch.Tensor,
@@ -50,7 +52,7 @@ def flat(
     kept[rows] = mask[rows].bool()
     number = torch.arange(len(mask))[:, None].expand_as(mask)
     return LossInputs(
-        outputs={"logprobs": log_probs[kept]} | ({} if entropies is None else {"entropy": entropies[kept]}),
+        outputs={output: numbers[kept]} | ({} if entropies is None else {"entropy": entropies[kept]}),
         sequence_N=number[kept],
         unit_B=torch.arange(len(mask)),
         totals=Totals(float(mask.sum()), float(len(mask)), float(len(mask))),

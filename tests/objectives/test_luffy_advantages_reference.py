@@ -94,7 +94,9 @@ def of_value_loss(case: Case) -> Found:
     inputs = tensors(case)
     values = inputs["values_new"].requires_grad_()
     fields = {"value": inputs["values_old"], "return": inputs["returns"]}
-    loss = ClippedValueLoss(case["params"]["cliprange_value"])(flat(inputs["response_mask"], values, **fields))
+    loss = ClippedValueLoss(case["params"]["cliprange_value"])(
+        flat(inputs["response_mask"], values, output="values", **fields)
+    )
     grad = torch.autograd.grad(loss.value, values)[0]
     return {"loss": loss.value, "clip_fraction": measured(loss, "value_clipped"), "grad_values": grad}
 

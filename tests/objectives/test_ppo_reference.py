@@ -60,7 +60,9 @@ def of_losses(case: Case) -> Found:
         flat(inputs["response_mask"], log_probs, advantage=inputs["advantages"], old=inputs["old_log_probs"])
     )
     fields = {"value": inputs["values_old"], "return": inputs["returns"]}
-    value = ClippedValueLoss(params["cliprange_value"], params["vf_coef"])(flat(inputs["value_mask"], values, **fields))
+    value = ClippedValueLoss(params["cliprange_value"], params["vf_coef"])(
+        flat(inputs["value_mask"], values, output="values", **fields)
+    )
     total = policy.value + value.value
     grads = torch.autograd.grad(total, [log_probs, values])
     mask, places = inputs["response_mask"], inputs["response_mask"].numel()

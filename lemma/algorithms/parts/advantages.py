@@ -35,11 +35,15 @@ def compared(
     unbiased: bool = True,
 ) -> list[np.ndarray]:
     """The advantage of each sample, (reward - baseline of its group) / deviation, for the rewards of each group."""
-    flat, numbers = np.concatenate([np.zeros(0), *rewards]), numbered(rewards)
-    return split_like(
-        rewards,
-        group_advantages(flat, numbers, baseline=baseline, scale=scale, epsilon=epsilon, unbiased=unbiased),
-    )
+    advantages = []
+    for group in rewards:
+        scored = ~np.isnan(group)
+        advantages.append(_of_group(group, scored, scored, baseline, epsilon if scale == "group" else None, unbiased))
+    if scale == "batch":
+        flat = np.concatenate([np.zeros(0), *rewards])
+        by = divisor(flat[~np.isnan(flat)], epsilon, unbiased)
+        advantages = [group / by for group in advantages]
+    return advantages
 
 
 def standardised_groups(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -101,15 +105,12 @@ def group_advantages(
     scored = ~np.isnan(rewards)
     counted = scored if counted_R is None else scored & np.asarray(counted_R, dtype=bool)
     advantages = np.zeros(len(rewards))
+    by_group = epsilon if scale == "group" else None
     for rows in _members(groups_R):
-        inside = rows[counted[rows]]
-        if not len(inside):
-            continue
-        mine = rows[scored[rows]]
-        alone = compat and len(inside) == 1
-        base = np.zeros(len(mine)) if alone else _baseline(rewards, mine, inside, baseline)
-        by = divisor(rewards[inside], epsilon, unbiased) if scale == "group" else 1.0
-        advantages[mine] = (rewards[mine] - base) / by
+        alone = compat and counted[rows].sum() == 1
+        advantages[rows] = _of_group(
+            rewards[rows], scored[rows], counted[rows], "none" if alone else baseline, by_group, unbiased
+        )
     if scale == "batch":
         advantages /= divisor(rewards[counted], epsilon, unbiased)
     return advantages
@@ -146,17 +147,34 @@ def _members(groups_R: Any) -> list[np.ndarray]:
     return [np.array(rows) for rows in places.values()]
 
 
-def _baseline(rewards: np.ndarray, mine: np.ndarray, inside: np.ndarray, kind: Baseline) -> np.ndarray:
-    """What each of a group's rows `mine` is compared with, from its counted rows `inside`."""
-    values = rewards[inside]
+def _of_group(
+    rewards: np.ndarray,
+    scored: np.ndarray,
+    counted: np.ndarray,
+    baseline: Baseline,
+    epsilon: float | None,
+    unbiased: bool,
+) -> np.ndarray:
+    """The advantages of one group: those rows have one that are `scored`, compared with those that are `counted`. They
+    are scaled by the deviation of these where an `epsilon` is given."""
+    values = rewards[counted]
+    if not len(values):
+        return np.zeros(len(rewards))
+    by = 1.0 if epsilon is None else divisor(values, epsilon, unbiased)
+    return np.where(scored, (rewards - _baseline(rewards, counted, baseline)) / by, 0.0)
+
+
+def _baseline(rewards: np.ndarray, counted: np.ndarray, kind: Baseline) -> np.ndarray:
+    """What each row of a group is compared with, from those that are counted."""
+    values = rewards[counted]
     if kind == "none":
-        return np.zeros(len(mine))
+        return np.zeros(len(rewards))
     if _same(values):  # the mean of equal numbers may differ from them by rounding
-        return np.where(np.isin(mine, inside), rewards[mine], values[0])
+        return np.where(counted, rewards, values[0])
     if kind == "mean":
-        return np.full(len(mine), values.mean())
-    others = (values.sum() - rewards[mine]) / (len(values) - 1)
-    return np.where(np.isin(mine, inside), others, values.mean())
+        return np.full(len(rewards), values.mean())
+    others = (values.sum() - rewards) / (len(values) - 1)
+    return np.where(counted, others, values.mean())
 
 
 def _deviation(values: np.ndarray, unbiased: bool) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts import loss_options as shared
+from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
 
@@ -44,7 +46,7 @@ class ClipOptions(Options):
             raise ValueError("clip_cap lies within the clip and would undo it; write one above 1 + clip_high")
         return self
 
-    def clipped(self) -> Surrogate:
+    def surrogate(self) -> Surrogate:
         """min(r A, clip(r) A), or r A without a clip."""
         from lemma.objectives.policy_loss import clipped
 
@@ -110,7 +112,7 @@ class GainOptions(ClipOptions):
 
         if self.gain == "sapo":
             return SoftGate(**self.sapo.model_dump())
-        return GammaWeight(**self.vespo.model_dump()) if self.gain == "vespo" else self.clipped()
+        return GammaWeight(**self.vespo.model_dump()) if self.gain == "vespo" else super().surrogate()
 
 
 class PolicyGradient(Algorithm):
@@ -199,6 +201,17 @@ class PolicyGradient(Algorithm):
     def kl_is_weighted(self) -> bool:
         """Whether the KL is more than a plain loss term: weighted by the ratio, or part of the reward."""
         return isinstance(self, RatioOptions) and self.kl_by_ratio
+
+    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Rewards minus the mean of their group, scaled as the options say."""
+        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
+
+    def surrogate(self) -> Surrogate:
+        """What a token gains."""
+        raise AssertionError("a policy gradient defines its surrogate or its objective")
+
+    def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
+        return self.policy_loss(self.surrogate(), max_tokens, memory)
 
     def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
         """The loss of `surrogate` with everything that the options add to it."""
