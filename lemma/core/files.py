@@ -40,9 +40,9 @@ def sync_file(path: Path) -> None:
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file so that at any instant either the old or the new content is there, never a mixture."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _hidden(path)
+    temporary = hidden_path(path)
     try:
-        _write_synced(temporary, data)
+        write_synced(temporary, data)
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -50,59 +50,16 @@ def write_whole(path: Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
-def _hidden(path: Path) -> Path:
+def hidden_path(path: Path) -> Path:
     # Two machines that share a folder may have processes of the same number.
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-def _write_synced(path: Path, data: bytes | str) -> None:
+def write_synced(path: Path, data: bytes | str) -> None:
     with open(path, "wb") as handle:
         handle.write(data.encode() if isinstance(data, str) else data)
         handle.flush()
         os.fsync(handle.fileno())
-
-
-class WholeFiles:
-    """Files of one folder that are written together, within `with`: at its end they get their names, and the last one
-    gets its name only when all the others are complete and on the disk, even after a power cut. If it is left by an
-    exception, none gets its name.
-
-    Each is written and synced in a thread of its own: disks sync several files in little more than the time of one,
-    and the next is computed meanwhile.
-    """
-
-    def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._threads = folder, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="writing")
-        self._written: list[tuple[Path, Path, Future[None]]] = []
-
-    def write(self, name: str, data: bytes | str) -> None:
-        path = self._folder / name
-        temporary = _hidden(path)
-        self._written.append((temporary, path, self._threads.submit(_write_synced, temporary, data)))
-
-    def __enter__(self) -> WholeFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        try:
-            self._threads.shutdown()
-            if kind is None:
-                self._give_names()
-        finally:
-            self._threads.shutdown(cancel_futures=True)  # an interrupt may have ended the wait for them
-            for temporary, _, _ in self._written:
-                temporary.unlink(missing_ok=True)
-
-    def _give_names(self) -> None:
-        for _, _, synced in self._written:
-            synced.result()
-        for part in filter(None, (self._written[:-1], self._written[-1:])):
-            for temporary, path, _ in part:
-                os.replace(temporary, path)
-            sync_folder(self._folder)
 
 
 def use_umask(folder: Path, pattern: str = "*.safetensors") -> None:

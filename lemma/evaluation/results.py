@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.files import WholeFiles, read_json_lines
+from lemma.core.files import read_json_lines
+from lemma.core.whole_files import WholeFiles
 from lemma.evaluation.eval_row import QUESTION_COLUMNS, EvalRow, csv_line, end_of_line, lines_of
 from lemma.evaluation.metrics import Score, Summary, Ties, mean_over_benchmarks, summarise
 

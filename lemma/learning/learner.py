@@ -163,7 +163,8 @@ class Learner:
                 return done, []
 
             outcomes = by_all_ranks(own_part, "packs without a gradient", asked or self.policy, packs, trajectories)
-            self._shrink([[trajectories[i] for i in tried] for _, tried in outcomes if tried], scope)
+            if ran_out := [[trajectories[i] for i in tried] for _, tried in outcomes if tried]:
+                self._shrink(ran_out, scope)
             gone = {i for done, _ in outcomes for i in done}
             todo, first = [i for i in todo if i not in gone], first + len(packs)
         return results
@@ -346,8 +347,8 @@ class Learner:
 
         learns, place = part != self._score_packs, "the gradients of a step"
         tries = by_all_ranks(own_part, place, self.policy, work.packs, work.trajectories, learns=learns)
-        ran_out = [tried for tried in tries if tried]
-        self._shrink([[work.trajectories[i] for i in tried] for tried in ran_out], work.objective.scope)
+        if ran_out := [[work.trajectories[i] for i in tried] for tried in tries if tried]:
+            self._shrink(ran_out, work.objective.scope)
         return not ran_out
 
     def _shrink(self, packs: Sequence[Sequence[Trajectory]], scope: Scope) -> None:
@@ -362,10 +363,9 @@ class Learner:
                 )
             while self.token_budget >= size:
                 self.token_budget //= 2
-        if packs:
-            if self.policy.device.type == "cuda":
-                torch.cuda.empty_cache()
-            self._say(f"out of memory: the token budget is now {self.token_budget}; repeating with the same loss")
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._say(f"out of memory: the token budget is now {self.token_budget}; repeating with the same loss")
 
     # --- state -------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from lemma.models.adapters import folded
@@ -21,6 +19,7 @@ from lemma.models.attention import CachedAttention, attend
 from lemma.models.joint_products import GatedDown, holds_joint, joint_product, single_product
 from lemma.models.packing import Segments
 from lemma.models.products import Product, as_product, gated, join_weights, projected, separate
+from lemma.models.silent_layers import SILENT, telling_forward
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 QUERIES, GATES = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -28,13 +27,6 @@ SILU = ("SiLU", "SiLUActivation")
 FAMILIES = ("Qwen2", "Qwen3", "Llama", "Mistral")
 ATTENTIONS = tuple(f"{family}Attention" for family in FAMILIES)
 BLOCKS = tuple(f"{family}DecoderLayer" for family in FAMILIES)
-# Decoder layers that keep the arguments of a call for themselves, and the part that needs them.
-SILENT = {
-    "StableLmDecoderLayer": "self_attn",
-    "NemotronDecoderLayer": "self_attn",
-    "Lfm2DecoderLayer": "conv",
-    "Lfm2MoeDecoderLayer": "conv",
-}
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, fused: bool = False) -> torch.Tensor:
@@ -246,45 +238,6 @@ def _attended_jointly(
     return attend(self, query, key, value, None, self.scaling, _window(self), segments)[0].squeeze(0)
 
 
-def _telling_forward(self: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The class's own forward, in which one part of the layer gets what the layer does not hand on."""
-    part = getattr(self, SILENT[type(self).__name__])
-    forward = convolved if hasattr(part, "conv") else type(part).forward
-    part.forward = partial(forward, part, segments=kwargs.get("segments"), cached=kwargs.get("cached"))
-    try:
-        return type(self).forward(self, *args, **kwargs)
-    finally:
-        del part.forward
-
-
-def convolved(
-    self: nn.Module,
-    hidden_states: torch.Tensor,
-    segments: Segments | None = None,
-    cached: CachedAttention | None = None,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """The short convolution of LFM2 on a pack (1, T, hidden), within each sequence. Other calls are the class's own."""
-    if segments is None:
-        assert cached is None, "an engine's cache holds no state of convolutions"
-        return type(self).forward(self, hidden_states, **kwargs)
-    before, after, x = self.in_proj(hidden_states).chunk(3, dim=-1)
-    inner = before * x
-    wide = inner if inner.dtype == torch.float64 else inner.float()
-    borders = segments.borders_B1.long()
-    tokens = hidden_states.shape[1]
-    place_T = torch.arange(tokens, device=wide.device)
-    place_T = place_T - torch.repeat_interleave(borders[:-1], borders.diff(), output_size=tokens)
-    weight_HK = self.conv.weight[:, 0].to(wide.dtype)
-    total = wide * weight_HK[:, -1]
-    for back in range(1, min(weight_HK.shape[1], tokens)):
-        earlier = F.pad(wide[:, :-back], (0, 0, back, 0)) * weight_HK[:, -1 - back]
-        total = total + earlier.where((place_T >= back)[:, None], 0.0)
-    if self.conv.bias is not None:
-        total = total + self.conv.bias.to(wide.dtype)
-    return self.out_proj(after * total.to(inner.dtype))
-
-
 def knows(model: nn.Module) -> bool:
     """Whether all attention layers are of classes whose windows are known here."""
     kinds = {
@@ -317,7 +270,7 @@ def install(model: nn.Module, fused: bool = True, jointly: bool | None = None) -
         elif kind in BLOCKS:
             module.forward = MethodType(_block_forward, module)
         elif kind in SILENT and hasattr(module, SILENT[kind]):
-            module.forward = MethodType(_telling_forward, module)
+            module.forward = MethodType(telling_forward, module)
         else:
             continue
         module.lemma_fused, module.lemma_jointly, module.lemma_folded = fused, jointly, {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TextIO
 
 from rich.console import Console as Terminal
 from rich.progress import Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
-from lemma.reporting.console import Pace, duration, progress_line
+from lemma.reporting.console import Pace, duration
 
 
 class _Line(ProgressColumn):
@@ -88,3 +89,27 @@ class Bars:
         self._forget_waiting()
         for what in list(self._bars):
             self.end(what)
+
+
+def fitting(parts: Iterable[str], room: int) -> str:
+    """As many of these as fit, in order."""
+    text = ""
+    for part in parts:
+        longer = f"{text}, {part}" if text else part
+        if len(longer) > room:
+            break
+        text = longer
+    return text
+
+
+def progress_line(what: str, pace: Pace, note: str, width: int) -> tuple[str, str, str]:
+    """A progress line that fits into `width` columns: the text before the bar, the bar, and the text after it. The
+    name, the progress and the remaining time are always shown; numbers are dropped first."""
+    room = min(24, max(6, (width - 50) // 3))
+    name = what if len(what) <= 18 else what[:17] + "…"
+    full = round(room * min(max(pace.share, 0.0), 1.0))
+    front, bar = f"{name} ", "━" * full + "─" * (room - full)
+    counted = f" {pace.done:,}/{pace.total:,}"
+    wanted = [part for part in (pace.left, pace.speed, *note.split(", ")) if part]
+    rest = fitting(wanted, width - len(front) - len(bar) - len(counted) - 2)
+    return front, bar, counted + (f"  {rest}" if rest else "")

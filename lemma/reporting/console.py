@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lemma.core.events import Awaited, Event, Measured, Progressed, Said, StageEnded, StageStarted
@@ -270,30 +270,6 @@ class Pace:
 
     def __str__(self) -> str:
         return ", ".join(part for part in (self.speed, self.left) if part)
-
-
-def fitting(parts: Iterable[str], room: int) -> str:
-    """As many of these as fit, in order."""
-    text = ""
-    for part in parts:
-        longer = f"{text}, {part}" if text else part
-        if len(longer) > room:
-            break
-        text = longer
-    return text
-
-
-def progress_line(what: str, pace: Pace, note: str, width: int) -> tuple[str, str, str]:
-    """A progress line that fits into `width` columns: the text before the bar, the bar, and the text after it. The
-    name, the progress and the remaining time are always shown; numbers are dropped first."""
-    room = min(24, max(6, (width - 50) // 3))
-    name = what if len(what) <= 18 else what[:17] + "…"
-    full = round(room * min(max(pace.share, 0.0), 1.0))
-    front, bar = f"{name} ", "━" * full + "─" * (room - full)
-    counted = f" {pace.done:,}/{pace.total:,}"
-    wanted = [part for part in (pace.left, pace.speed, *note.split(", ")) if part]
-    rest = fitting(wanted, width - len(front) - len(bar) - len(counted) - 2)
-    return front, bar, counted + (f"  {rest}" if rest else "")
 
 
 def evaluated(event: Measured) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 
 from lemma.config.registry import Registry, from_options, is_place, load_place
 from lemma.core.errors import UserError, nearest
-from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
+from lemma.rewards.combine import Scored, combine, distributions
 from lemma.rewards.correctness import Accuracy, FormatKept, Graded
 from lemma.rewards.custom import Custom, is_for_trl
 from lemma.rewards.episodes import EnvironmentReward
+from lemma.rewards.failures import RewardFailed
 from lemma.rewards.foreign_functions import OpenRlhfFunction, VerlFunction, owner_of
 from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel

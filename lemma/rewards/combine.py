@@ -7,52 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from traceback import extract_tb
 from typing import TypeVar, cast
 
 from lemma.core.async_calls import as_they_end, result_of
 from lemma.core.deadlines import Overdue, Stopwatch
 from lemma.core.errors import Interruption, UserError
 from lemma.core.outside import OutsideCode
-from lemma.rewards.reward import Reward, RewardInput, WrongReturn
+from lemma.rewards.failures import RewardFailed, late, shown
+from lemma.rewards.reward import Reward, RewardInput
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
-SHOWN = 2_000
 # The square of a reward, needed for standard deviations, must be finite in single precision.
 LARGEST = 1e18
-TEXT_OF_INPUT = "a reward function gets a RewardInput: read the text from its `completion`"
-
-
-class RewardFailed(UserError):
-    """A reward raised an exception; `reward` and `completion` say which one and on what input."""
-
-    def __init__(self, reward: Reward, name: str, completion: str, error: BaseException):
-        self.reward, self.completion = name, completion
-        frames = extract_tb(error.__traceback__)
-        file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
-        if reward.place is not None and file is not None and Path(file).parent == Path(__file__).parent:
-            file, line = reward.place
-        what = (
-            str(error) if isinstance(error, WrongReturn) else f"failed with {type(error).__name__}: {_said_by(error)}"
-        )
-        mistaken = isinstance(error, TypeError | AttributeError) and RewardInput.__name__ in what
-        super().__init__(
-            f"reward '{name}' {what} on the completion {_shown(completion)!r}",
-            file=file,
-            line=line,
-            fix=error.fix if isinstance(error, WrongReturn) else TEXT_OF_INPUT if mistaken else None,
-        )
-
-
-def _said_by(error: BaseException) -> str:
-    try:
-        return str(error)
-    except (KeyboardInterrupt, Interruption):
-        raise
-    except BaseException as other:  # noqa: BLE001 (a class of somebody's own, which may do anything)
-        return f"(and {type(other).__name__} when it was asked why)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +107,7 @@ def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> 
                     column[place] = future.result()
     except TimeoutError as error:
         waiting = next(item for place, item in enumerate(items) if place not in column)
-        raise _late(reward, name, [waiting]) from error
+        raise late(reward, name, [waiting]) from error
     return [column[place] for place in range(len(items))]
 
 
@@ -149,10 +116,10 @@ def _blamed(reward: Reward, name: str, items: Sequence[RewardInput]) -> Iterator
     """Within `with`, a reward scores these, or those that are put there meanwhile: an error that names it if it raises
     anything or takes too long."""
     try:
-        with OutsideCode():
+        with nullcontext() if reward.is_ours else OutsideCode():
             yield
     except Overdue as error:
-        raise _late(reward, name, items) from error
+        raise late(reward, name, items) from error
     except (UserError, KeyboardInterrupt, Interruption):
         raise
     except BaseException as error:
@@ -168,17 +135,6 @@ def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Fo
         watch.end()
 
 
-def _late(reward: Reward, name: str, items: Sequence[RewardInput]) -> UserError:
-    file, line = reward.place or (None, None)
-    on = f"the completion {_shown(items[0].completion)!r}" if len(items) == 1 else f"each of {len(items)} completions"
-    return UserError(
-        f"reward '{name}' took longer than {reward.seconds_each:g} s on {on}",
-        file=file,
-        line=line,
-        fix="make it end sooner, or raise its option `seconds`",
-    )
-
-
 def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], items: Sequence[RewardInput]) -> None:
     """Refuse rewards that are not finite or too large: means and deviations would be infinite or NaN."""
     for value, item in zip(column, items, strict=True):
@@ -187,16 +143,12 @@ def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], item
             times = "" if reward.weight == 1 else f" times its weight {reward.weight:g}"
             file, line = reward.place or (None, None)
             raise UserError(
-                f"reward '{name}' is {value:g}{times} on the completion {_shown(item.completion)!r}, "
+                f"reward '{name}' is {value:g}{times} on the completion {shown(item.completion)!r}, "
                 f"and beyond {LARGEST:g} no training is possible",
                 file=file,
                 line=line,
                 fix="make it smaller",
             )
-
-
-def _shown(completion: str) -> str:
-    return completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
 
 
 def distributions(scored: Sequence[Scored]) -> dict[str, float]:

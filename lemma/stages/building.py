@@ -1,4 +1,5 @@
-"""The models of a stage, on its device. Sharded weights are loaded in host memory and split from there."""
+"""The models of a stage, on its device, and what trains them. Sharded weights are loaded in host memory and split from
+there."""
 
 from __future__ import annotations
 
@@ -6,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lemma.core.errors import UserError
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
 from lemma.learning.weight_split import split_weights
 from lemma.models.critic import Critic, build_critic
+from lemma.models.dropouts import switch_off
 from lemma.models.load_model import build_policy, load_tokenizer, pick_precision
 from lemma.models.model_options import ModelOptions
-from lemma.models.policy import Policy
+from lemma.models.policy import PackModel, Policy
 from lemma.models.same_weights import check_same_weights
 from lemma.runs.stage import Stage
 
@@ -42,6 +47,39 @@ def stage_critic(stage: Stage, recomputed: int, path: str | None = None) -> Crit
     if stage.shard == "weights":
         split_weights(critic, stage.device)
     return critic
+
+
+def stage_learner(
+    stage: Stage,
+    model: PackModel,
+    optim: OptimOptions,
+    token_budget: int,
+    updates: int,
+    *,
+    seed: int,
+    temperature: float = 1.0,
+) -> Learner:
+    """What trains the policy of a stage, or its critic, in so many updates."""
+    return Learner(
+        model,
+        optim,
+        token_budget=token_budget,
+        total_steps=updates,
+        seed=seed,
+        temperature=temperature,
+        compile_blocks=stage.model.compile and isinstance(model, Policy),
+        may_flash=not stage.model.compile,  # one choice for the process
+        share_prompts=stage.model.share_prompts,
+        shard=stage.shard,
+        say=stage.warn,
+    )
+
+
+def switch_dropout_off(module: nn.Module, stage: Stage) -> None:
+    """Set every dropout of the model to 0, and say so if there was any: comparisons of log-probabilities must not be
+    noisy."""
+    if switch_off(module):
+        stage.say(f"{stage.name}: the model's dropout is off in stages of kind {stage.options.kind}")
 
 
 def check_tokens(stage: Stage, path: str, tokenizer: Any, what: str) -> None:

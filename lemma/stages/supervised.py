@@ -22,11 +22,11 @@ from lemma.data.load_rows import filter_by_length, load_demonstrations
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
 from lemma.formats.played import encode_learnt
-from lemma.learning.learner import Learner, StepReport
+from lemma.learning.learner import StepReport
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
-from lemma.stages.building import stage_policy
+from lemma.stages.building import stage_learner, stage_policy
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.fitted import fit_budget
 from lemma.stages.own_samples import check_ids, imitated, largest_id
@@ -43,17 +43,8 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     trained = as_trained(stage, fmt, policy.tokenizer, systems)
     total = data.total_steps(options)
     objective = NegativeLogLikelihood(options.normalise, options.constant)
-    learner = Learner(
-        policy,
-        options.optim,
-        token_budget=fit_budget(stage, policy, options.batch, options.optim),
-        total_steps=total,
-        seed=stage.learner_seed,
-        compile_blocks=stage.model.compile,
-        share_prompts=stage.model.share_prompts,
-        shard=stage.shard,
-        say=stage.warn,
-    )
+    budget = fit_budget(stage, policy, options.batch, options.optim)
+    learner = stage_learner(stage, policy, options.optim, budget, total, seed=stage.learner_seed)
     benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
     held_out = HeldOutLoss(stage, benchmarks, lambda: learner.evaluate(validation, objective))
     start = stage.resume(learner, total, data.digest(validation))

@@ -11,7 +11,8 @@ import pytest
 from lemma.core.events import Awaited, Event, Measured, Progressed, Said, StageEnded, StageStarted
 from lemma.reporting import bars
 from lemma.reporting import console as console_module
-from lemma.reporting.console import Console, Pace, evaluated, progress_line
+from lemma.reporting.bars import progress_line
+from lemma.reporting.console import Console, Pace, evaluated
 
 NOTE = "reward 0.41, loss 0.0123, kl 0.002, entropy 0.31, grad_norm 0.7, lr 1e-06"
 

@@ -14,7 +14,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.rewards import RewardInput, combine, make_reward
-from lemma.rewards.combine import RewardFailed
+from lemma.rewards.failures import RewardFailed
 
 FUNCTIONS = """
 import torch

@@ -10,7 +10,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.rewards import RewardInput, combine, make_reward
-from lemma.rewards.combine import RewardFailed
+from lemma.rewards.failures import RewardFailed
 
 FUNCTIONS = '''
 import re

@@ -20,8 +20,7 @@ from lemma.models.policy import Policy
 from lemma.objectives import Objective
 from lemma.objectives.preference import reference_point
 from lemma.runs.stage import Stage
-from lemma.stages.building import stage_policy
-from lemma.stages.dropout import switch_dropout_off
+from lemma.stages.building import stage_learner, stage_policy, switch_dropout_off
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.fitted import fit_budget
 from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
@@ -44,17 +43,8 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     fewest = 2 if options.algorithm.needs_baseline else 1
     order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle, fewest)
     total = order.total_steps(options)
-    learner = Learner(
-        policy,
-        options.optim,
-        token_budget=fit_budget(stage, policy, options.batch, options.optim),
-        total_steps=total,
-        seed=stage.seed,
-        compile_blocks=stage.model.compile,
-        share_prompts=stage.model.share_prompts,
-        shard=stage.shard,
-        say=stage.warn,
-    )
+    budget = fit_budget(stage, policy, options.batch, options.optim)
+    learner = stage_learner(stage, policy, options.optim, budget, total, seed=stage.seed)
     steps = (
         [[train[i] for i in order.batch(index)] for index in range(total)] if options.algorithm.needs_baseline else []
     )

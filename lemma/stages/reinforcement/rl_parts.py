@@ -14,8 +14,7 @@ from lemma.learning.learner import Learner
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, Task
 from lemma.runs.stage import Stage, Stateful
-from lemma.stages.building import check_tokens, stage_critic, stage_policy
-from lemma.stages.dropout import switch_dropout_off
+from lemma.stages.building import check_tokens, stage_critic, stage_learner, stage_policy, switch_dropout_off
 from lemma.stages.fitted import fit_budget
 from lemma.stages.reference import SecondModel
 from lemma.stages.reference_options import ReferenceModelOptions
@@ -70,6 +69,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     trained = as_trained(stage, fmt, policy.tokenizer, systems)
     total = total_steps(options, len(tasks))
     order = ProblemOrder(tasks, stage.seed, stage.name)
+    updates = total * algorithm.updates
     budget = fit_budget(stage, policy, options.batch, options.optim, with_engine=True)
     parts = RlParts(
         policy=policy,
@@ -80,8 +80,10 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         total=total,
         order=order,
         ahead=make_ahead(options, order, total),
-        learner=make_learner(stage, options, policy, total, budget),
-        critic=make_critic(stage, options, total, budget, policy) if algorithm.needs_critic else None,
+        learner=stage_learner(
+            stage, policy, options.optim, budget, updates, seed=stage.seed, temperature=options.rollout.temperature
+        ),
+        critic=make_critic(stage, options, updates, budget, policy) if algorithm.needs_critic else None,
         reference=Reference(stage, policy, options.reference_model) if algorithm.needs_reference else None,
         diagnosis=Diagnosis(options, max_tokens, stage.warn, stage.taught_in),
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
@@ -131,39 +133,15 @@ def total_steps(options: ReinforcementOptions, problems: int) -> int:
     return max(1, round((options.epochs or 1.0) * problems / options.batch.problems))
 
 
-def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, total: int, budget: int) -> Learner:
-    return Learner(
-        policy,
-        options.optim,
-        token_budget=budget,
-        total_steps=total * options.algorithm.updates,
-        seed=stage.seed,
-        temperature=options.rollout.temperature,
-        compile_blocks=stage.model.compile,
-        share_prompts=stage.model.share_prompts,
-        shard=stage.shard,
-        say=stage.warn,
-    )
-
-
-def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget: int, policy: Policy) -> Learner:
+def make_critic(stage: Stage, options: ReinforcementOptions, updates: int, budget: int, policy: Policy) -> Learner:
     """A learner of its own for the value model, which begins as a copy of the policy's body or of another model's."""
     rate, path = options.algorithm.critic_lr, options.algorithm.critic_path
     if path is not None:
         check_tokens(stage, path, policy.tokenizer, "algorithm.value_path")
     critic = stage_critic(stage, policy.recomputed, path)
     switch_dropout_off(critic.module, stage)
-    return Learner(
-        critic,
-        options.optim if rate is None else options.optim.model_copy(update={"lr": rate}),
-        token_budget=budget,
-        total_steps=total * options.algorithm.updates,
-        seed=stage.seed,
-        may_flash=not stage.model.compile,  # one choice for the process, which the policy's learner has made
-        share_prompts=stage.model.share_prompts,
-        shard=stage.shard,
-        say=stage.warn,
-    )
+    optim = options.optim if rate is None else options.optim.model_copy(update={"lr": rate})
+    return stage_learner(stage, critic, optim, budget, updates, seed=stage.seed)
 
 
 class Reference:
