@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.on_ranks import add_ranks, on_ranks
-from lemma.cli.parser import Parser, add_device, add_overrides
-from lemma.cli.plan_data import many
+from lemma.cli.parser import Parser, add_device, add_overrides, add_ranks
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Event, Said, silent
 
@@ -60,13 +58,14 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
+    from lemma.cluster.rank_program import on_ranks
     from lemma.runs.run_options import taught_in
 
     recipe = _recipe(args)
     name, options = _stage(recipe, args.stage)
     settings = recipe.shared_settings()
     work = partial(_debug, args, recipe.format, name, options, taught_in(recipe.stages, name))
-    return on_ranks(args, work, is_shared=False, settings=settings)
+    return on_ranks(work, args.arguments, args.ranks, args.device, is_shared=False, settings=settings)
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -189,6 +188,8 @@ def _say(event: Event) -> None:
 
 
 def _print(diagnosis: Checkup, groups: list[list[Episode]], sampling: Sampling, show: int) -> None:
+    from lemma.planning.plan_words import many
+
     marks = {"fine": "ok  ", "note": "note", "problem": "BAD "}
     cuts = {"top_p": (sampling.top_p, 1.0), "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0)}
     cut = "".join(f", {name} {value:g}" for name, (value, off) in cuts.items() if value != off)

@@ -6,11 +6,11 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lemma.cli.on_ranks import add_ranks, on_ranks, on_ray
-from lemma.cli.parser import Parser, named
+from lemma.cli.parser import Parser, add_ranks, named
 from lemma.config.meanings import meaning_of
 from lemma.config.shape import branches
 from lemma.core.errors import UserError
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rescore is not None:
         _check_rescore(args)
         return _rescore(args)
-    from lemma.cluster.rank_program import is_a_rank
+    from lemma.cluster.rank_program import is_a_rank, on_ranks, on_ray
     from lemma.evaluation.presets import Preset, find_preset
 
     preset = Preset({}) if args.preset is None else find_preset(args.preset)
@@ -111,9 +111,10 @@ def run(args: argparse.Namespace) -> int:
     wanted = [preset.of(find_benchmark(one)) for one in named(args.benchmarks or "")]
     engine: EngineName = args.engine or "native"
     if args.ray and not is_a_rank():
-        return on_ray(args, engine)
+        return on_ray([word for word in args.arguments if word != "--ray"], args.ranks, args.device, engine)
     hint = "; the same command resumes from there"
-    return on_ranks(args, lambda: _evaluate(args, settings, wanted, engine), engine=engine, hint=hint)
+    work = partial(_evaluate, args, settings, wanted, engine)
+    return on_ranks(work, args.arguments, args.ranks, args.device or "auto", engine=engine, hint=hint)
 
 
 def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Benchmark], engine: EngineName) -> int:

@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.on_ranks import add_ranks, on_ranks
-from lemma.cli.parser import Parser, add_device, add_engine
+from lemma.cli.parser import Parser, add_device, add_engine, add_ranks
 from lemma.core.errors import UserError
 from lemma.core.events import Event, Said, silent
 from lemma.core.types import Message, Problem
@@ -56,9 +56,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lemma.cluster.rank_program import on_ranks
+
     _check(args)
     problems = _problems(args)
-    return on_ranks(args, lambda: _generate(args, problems), engine=args.engine, is_shared=False)
+    work = partial(_generate, args, problems)
+    return on_ranks(work, args.arguments, args.ranks, args.device, engine=args.engine, is_shared=False)
 
 
 def _generate(args: argparse.Namespace, problems: list[Problem]) -> int:
@@ -89,7 +92,7 @@ def _check(args: argparse.Namespace) -> None:
 def _problems(args: argparse.Namespace) -> list[Problem]:
     """The questions to ask; none if this is to be a conversation."""
     if args.file is not None:
-        from lemma.cli.questions import read_questions
+        from lemma.data.question_file import read_questions
 
         return read_questions(Path(args.file))
     if args.question is None:

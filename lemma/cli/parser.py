@@ -88,6 +88,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ranks(parser: argparse.ArgumentParser, what: str, default: str = "1") -> None:
+    parser.add_argument(
+        "--ranks", metavar="N", type=int, help=f"processes that share the {what}, one on each GPU (default: {default})"
+    )
+
+
 def program() -> str:
     """What to type for `lemma` here: as this process was started, where `lemma` alone would not find this program."""
     script = Path(sys.argv[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import sys
@@ -12,10 +13,10 @@ import torch
 
 from lemma.cli import generate
 from lemma.cli.parser import Parser
-from lemma.cli.questions import read_questions
 from lemma.cli.stream import Words
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
+from lemma.data.question_file import read_questions
 from lemma.formats import make_format
 from lemma.formats.encode import encode_text
 from lemma.formats.r1_zero import R1Zero
@@ -29,7 +30,7 @@ WORDS = " 5 + 4 </think> <answer> 9 </answer>"
 def run(*argv: str) -> int:
     parser = Parser(prog="lemma")
     generate.add(parser.add_subparsers())
-    args = parser.parse_args(["generate", *argv])
+    args = parser.parse_args(["generate", *argv], argparse.Namespace(arguments=["generate", *argv]))
     return int(args.run(args))
 
 

@@ -18,9 +18,8 @@ from lemma.engines.spoken_engine import SpokenEngine
 from lemma.engines.stop_strings import ends_of
 from lemma.engines.weight_broadcast import layout_of
 from lemma.formats import Format
-from lemma.learning.learning_options import MOMENTS
 from lemma.models.load_model import pick_precision
-from lemma.models.memory import Shape, plan_training
+from lemma.models.memory import Shape
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, World
 from lemma.rollouts.open_world import open_world
@@ -96,19 +95,10 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
         free, _ = torch.cuda.mem_get_info(policy.device)
         return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
     precision = pick_precision(stage.model.precision, policy.device)
-    moments = MOMENTS[options.optim.name]
-    plan = plan_training(
-        shape,
-        stage.model,
-        precision,
-        budget,
-        moments=moments,
-        ranks=world_size(),
-        slots=slots_of_one(),
-        shard=stage.shard,
-        recomputed=policy.recomputed,
-    )
-    plan = plan.beside(**options.models_beside(has_adapter=policy.is_adapter))
+    plan = options.plan_update(
+        shape, stage.model, precision, budget, has_adapter=policy.is_adapter,
+        ranks=world_size(), slots=slots_of_one(), shard=stage.shard, recomputed=policy.recomputed,
+    )  # fmt: skip
     room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total
     return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
 
