@@ -170,6 +170,15 @@ class Recipe(Options):
             samples = samples or isinstance(stage, ReinforcementOptions)
         return self
 
+    def reinforcing(self, wanted: str | None = None) -> ReinforcementOptions:
+        """The stage of this name, else the last one that reinforces."""
+        stages = {name: one for name, one in self.stages.items() if isinstance(one, ReinforcementOptions)}
+        if wanted is not None and wanted not in stages:
+            raise UserError(f"the recipe has no stage '{wanted}' of kind rl", fix=nearest(wanted, stages))
+        if not stages:
+            raise UserError("the recipe has no stage of kind rl", fix="add one with an `environment`")
+        return stages[wanted] if wanted is not None else list(stages.values())[-1]
+
     def to_yaml(self) -> str:
         """Every value of this recipe; loading it gives an equal recipe."""
         return write(self.model_dump(mode="json"))
