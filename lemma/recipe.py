@@ -86,7 +86,9 @@ class Recipe(Options):
     @classmethod
     def _from_another_system(cls, data: Any) -> Any:
         """What `cluster.config` says takes the place of what is not written here."""
-        return fill(data, _kind_of) if isinstance(data, dict) else data
+        cluster = data.get("cluster") if isinstance(data, dict) else None
+        is_asked = isinstance(cluster, dict) and cluster.get("config")
+        return fill(data, _kind_of) if is_asked else data
 
     @field_validator("stages", mode="before")
     @classmethod

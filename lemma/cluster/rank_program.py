@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.joining import member, place_of
-from lemma.cluster.launching import Launcher, end_with_launcher
+from lemma.cluster.launching import Launcher
 from lemma.cluster.rank_watch import LOST, RankLost, say_loss
 from lemma.core.errors import UserError, warnings_said
 from lemma.core.ranks import RankWorld, is_leader, use_slots, world_size
@@ -23,6 +25,16 @@ if TYPE_CHECKING:
 RANKS_PER_CORE = 4
 # Seconds for which a rank that is done waits for one that still generates. One that dies is noticed at once.
 DEADLINE = 24 * 3600.0
+
+
+def end_with_launcher() -> None:
+    """Have the kernel kill this rank when its launcher dies, however that happens."""
+    launcher = os.environ.get("LEMMA_LAUNCHER")
+    if launcher is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(launcher):
+        os._exit(1)
 
 
 def is_a_rank() -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lemma.cluster.foreign_configs import foreign_sentences
+from lemma.cluster.foreign_configs import read_foreign
 from lemma.core.errors import UserError
 from lemma.engines.vllm.vllm_options import VllmOptions, head_refusal
 from lemma.models.model_options import ModelOptions
@@ -65,6 +66,18 @@ def preflight_warnings(recipe: Recipe, names: Sequence[str]) -> list[str]:
 
     sentences = [*foreign_sentences(recipe), *unused_template(recipe)]
     return [*sentences, *memory_warnings(recipe, names, has_gpu=torch.cuda.is_available())]
+
+
+def foreign_sentences(recipe: Recipe) -> list[str]:
+    """What a recipe's `cluster.config` says in vain, and, where it names none, what `accelerate launch` was told."""
+    if recipe.cluster.config:
+        return read_foreign(recipe.cluster.config).sentences(recipe.model_dump(mode="json"))
+    told = [system for system in ("FSDP", "DeepSpeed") if os.environ.get(f"ACCELERATE_USE_{system.upper()}") == "true"]
+    return [
+        f"`accelerate launch` was given settings of {system}, which it keeps for its own library: name its file as "
+        f"`cluster.config`; here cluster.shard is {recipe.cluster.shard}"
+        for system in told
+    ]
 
 
 def _refused(recipe: Recipe, names: Iterable[str]) -> Iterator[str]:

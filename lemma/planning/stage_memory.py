@@ -11,11 +11,10 @@ from typing import Any
 from lemma.core.errors import UserError
 from lemma.core.host_memory import host_memory
 from lemma.learning.learning_options import MOMENTS
-from lemma.models.fitting import host_budget
+from lemma.models.fitting import BUDGETS, GPU_BUDGETS, LEAST_BUDGET, host_budget
 from lemma.models.gguf_file import find_gguf, read_header
 from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, plan_speaker
 from lemma.models.model_options import ModelOptions, Precision
-from lemma.models.update_fit import BUDGETS, LEAST, SMALLER
 from lemma.planning.data_amounts import Amount, amount_of, sequences_of
 from lemma.planning.hub_needs import kept_config
 from lemma.recipe import Recipe
@@ -134,11 +133,11 @@ def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shap
         tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
         return _least_on_gpu(recipe, stage, shape, tokens, learners)
 
-    most = needed(named or LEAST)
+    most = needed(named or LEAST_BUDGET)
     if most <= memory:
         return None
     fix = "take a smaller model or shorter sequences" if recipe.model.lora else "take a smaller model, or `model.lora`"
-    lower = [budget for budget in (*BUDGETS, *SMALLER) if budget < (named or 0) and needed(budget) <= memory]
+    lower = [budget for budget in (*GPU_BUDGETS, *BUDGETS) if budget < (named or 0) and needed(budget) <= memory]
     if lower:
         fix = f"lower stages.{name}.batch.token_budget to {max(lower)}"
     needs = "needs at least" if named is None else "needs" if amount and amount.lengths else "needs up to"

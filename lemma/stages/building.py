@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lemma.core.errors import UserError
 from lemma.learning.weight_split import split_weights
 from lemma.models.critic import Critic, build_critic
+from lemma.models.dropouts import switch_off
 from lemma.models.load_model import build_policy, load_tokenizer, pick_precision
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
@@ -42,6 +44,13 @@ def stage_critic(stage: Stage, recomputed: int, path: str | None = None) -> Crit
     if stage.shard == "weights":
         split_weights(critic, stage.device)
     return critic
+
+
+def switch_dropout_off(module: nn.Module, stage: Stage) -> None:
+    """Set every dropout of the model to 0, and say so if there was any: comparisons of log-probabilities must not be
+    noisy."""
+    if switch_off(module):
+        stage.say(f"{stage.name}: the model's dropout is off in stages of kind {stage.options.kind}")
 
 
 def check_tokens(stage: Stage, path: str, tokenizer: Any, what: str) -> None:

@@ -24,7 +24,7 @@ from lemma.planning.data_amounts import Amount
 from lemma.planning.plan_words import describe, length_in_words
 from lemma.planning.stage_memory import memory_warnings
 from lemma.recipe import Recipe, load_recipe
-from lemma.stages.fitted import fit_budget
+from lemma.runs.fitted import fit_budget
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
 from tests.hub import Hub, serve
@@ -152,16 +152,16 @@ def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
     def budget_of(who: str) -> Callable[..., int]:
         return lambda shape, model, precision, memory, **_: shares.setdefault(who, memory) and 2048
 
-    for module in ("lemma.planning.stage_memory", "lemma.stages.fitted"):
+    for module in ("lemma.planning.stage_memory", "lemma.runs.fitted"):
         monkeypatch.setattr(f"{module}.host_memory", lambda: 2**30)
     monkeypatch.setattr("lemma.planning.stage_memory.host_budget", budget_of("plan"))
-    monkeypatch.setattr("lemma.stages.fitted.host_budget", budget_of("run"))
+    monkeypatch.setattr("lemma.runs.fitted.host_budget", budget_of("run"))
     cluster = {"ranks": ranks, "speakers": speakers, "slots": slots}
     recipe = load_values(Recipe, {"run": {"device": "cpu"}, "cluster": cluster, "stages": {"grpo": {"steps": 1}}}, [])
     describe(recipe)
     link = SpeakerLink(range(learners, learners + speakers), []) if speakers else None
     with joined(RankWorld(size=learners, link=link)):
-        monkeypatch.setattr("lemma.stages.fitted.gather_over_ranks", lambda value: [value])
+        monkeypatch.setattr("lemma.runs.fitted.gather_over_ranks", lambda value: [value])
         use_slots(recipe.cluster.slots or usual_slots())
         options = next(iter(recipe.stages.values()))
         stage: Any = SimpleNamespace(model=recipe.model, options=options, say=lambda text: None)
