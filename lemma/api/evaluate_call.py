@@ -13,7 +13,7 @@ from weakref import WeakSet
 from lemma.config.registry import check_not_imported
 from lemma.core.errors import UserError
 from lemma.core.events import Said, Sink, silent
-from lemma.core.ranks import leader_first
+from lemma.core.ranks import leader_first, world_size
 from lemma.core.roll_call import check_alike
 from lemma.evaluation.eval_settings import EvalSettings, make_settings
 
@@ -139,8 +139,9 @@ def measure(task: EvalTask, sink: Sink) -> Evaluation:
     place = task.model if task.model == TINY else resolve(task.model)
     policy, speaker = open_model(place, task.device, task.engine, settings.seed, sink)
     try:
-        check_same_weights(policy.module)
-        check_alike(code_marks(settings, [one.benchmark for one in benchmarks]))
+        if world_size() > 1:
+            check_same_weights(policy.module)
+            check_alike(code_marks(settings, [one.benchmark for one in benchmarks]))
         own = settings.format or format_of_model(task.model, policy.tokenizer)
         report = evaluate_policy(
             speaker,

@@ -1,5 +1,5 @@
-"""Fits a stage into a device by the memory plan: what is sharded, how many tokens are computed at a time, the cache of an
-engine."""
+"""Fits a stage into a device by the memory plan: what is sharded, how many tokens are computed at a time, and the cache
+of an engine."""
 
 from __future__ import annotations
 

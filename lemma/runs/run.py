@@ -121,7 +121,7 @@ def _begun(
 ) -> dict[str, Any]:
     """What the first rank does before any training: check what is there, and record what the run is."""
     _check_dependents(recipe.stages, anew, folder)
-    if not fresh:
+    if not fresh and folder.facts() is not None:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
         _check_version(folder, recipe)
     threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or usual_slots()
