@@ -86,7 +86,9 @@ class Recipe(Options):
     @classmethod
     def _from_another_system(cls, data: Any) -> Any:
         """What `cluster.config` says takes the place of what is not written here."""
-        return fill(data, _kind_of) if isinstance(data, dict) else data
+        cluster = data.get("cluster") if isinstance(data, dict) else None
+        is_asked = isinstance(cluster, dict) and cluster.get("config")
+        return fill(data, _kind_of) if is_asked else data
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -169,6 +171,15 @@ class Recipe(Options):
                     raise ValidationError.from_exception_data("Recipe", [error])
             samples = samples or isinstance(stage, ReinforcementOptions)
         return self
+
+    def reinforcing(self, wanted: str | None = None) -> ReinforcementOptions:
+        """The stage of this name, else the last one that reinforces."""
+        stages = {name: one for name, one in self.stages.items() if isinstance(one, ReinforcementOptions)}
+        if wanted is not None and wanted not in stages:
+            raise UserError(f"the recipe has no stage '{wanted}' of kind rl", fix=nearest(wanted, stages))
+        if not stages:
+            raise UserError("the recipe has no stage of kind rl", fix="add one with an `environment`")
+        return stages[wanted] if wanted is not None else list(stages.values())[-1]
 
     def to_yaml(self) -> str:
         """Every value of this recipe; loading it gives an equal recipe."""

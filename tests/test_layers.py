@@ -27,7 +27,7 @@ FLOORS = [
     {"runs"},
     {"stages"},
     {"recipe"},
-    {"reporting"},
+    {"reporting", "planning"},
     {"reports", "doctor"},
     {"api"},
     {"cli"},

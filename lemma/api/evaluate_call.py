@@ -13,13 +13,16 @@ from weakref import WeakSet
 from lemma.config.registry import check_not_imported
 from lemma.core.errors import UserError
 from lemma.core.events import Said, Sink, silent
+from lemma.core.ranks import leader_first, world_size
 from lemma.core.roll_call import check_alike
 from lemma.evaluation.eval_settings import EvalSettings, make_settings
 
 if TYPE_CHECKING:
+    from lemma.engines.engine_options import NativeOptions
     from lemma.engines.protocol import Engine
-    from lemma.evaluation.benchmarks import Benchmark
+    from lemma.evaluation.benchmarks import Benchmark, Loaded
     from lemma.evaluation.metrics import Score
+    from lemma.evaluation.questions import Wanted
     from lemma.evaluation.results import Report
     from lemma.models.policy import Policy
 
@@ -70,31 +73,60 @@ def evaluate(
     measured in place of the final model. Results go into `out`, by default a folder
     below `evaluations/` that belongs to these arguments.
     """
-    from lemma.api.checkpoint_model import model_at
-    from lemma.evaluation.questions import load_all, wanted_of
-
     check_not_imported("lemma.evaluate")
     told = checked_settings(settings)
-    model = model_at(str(model), None if checkpoint is None else str(checkpoint))
-    told = as_in_run(told, settings.get("environment"), model, sink)
     wanted = [benchmarks] if isinstance(benchmarks, str | Mapping) or hasattr(benchmarks, "source") else benchmarks
-    loaded = load_all(wanted_of(list(wanted), told), told)  # type: ignore[arg-type]
-    folder = Path(out) if out else default_folder(model, [one.name for one in loaded], told, device, engine)
-    return measure(model, loaded, told, folder, device, engine, sink)
+    task = evaluation_task(
+        str(model), list(wanted), told, settings.get("environment"), device, engine,  # type: ignore[arg-type]
+        checkpoint=None if checkpoint is None else str(checkpoint), out=out, sink=sink,
+    )  # fmt: skip
+    return measure(task, sink)
 
 
 evaluate.__signature__ = with_settings(evaluate)  # type: ignore[attr-defined]
 
 
-def measure(
+@dataclass(frozen=True)
+class EvalTask:
+    """What is measured, how, and where the results go."""
+
+    model: str
+    benchmarks: Sequence[Loaded]
+    settings: EvalSettings
+    device: Device
+    engine: EngineName
+    folder: Path
+
+
+def evaluation_task(
     model: str,
-    benchmarks: Sequence[Any],
+    benchmarks: list[Wanted],
     settings: EvalSettings,
-    folder: Path,
+    environment: Any,
     device: Device,
     engine: EngineName,
-    sink: Sink,
-) -> Evaluation:
+    *,
+    checkpoint: str | None = None,
+    out: str | Path | None = None,
+    sink: Sink = silent,
+    more: Sequence[str] = (),
+) -> EvalTask:
+    """Export the checkpoint and load the benchmarks. `environment` is how it was named; `more` belongs to the name of
+    the folder where none is given. Of several ranks, all must call this alike."""
+    from lemma.api.checkpoint_model import model_at
+    from lemma.evaluation.questions import load_all, wanted_of
+
+    with leader_first("the model of a checkpoint"):
+        model = model_at(model, checkpoint)
+    settings = as_in_run(settings, environment, model, sink)
+    with leader_first("loading the benchmarks"):  # what it downloads, the others find
+        loaded = load_all(wanted_of(benchmarks, settings), settings)
+    names = [one.name for one in loaded]
+    folder = Path(out) if out else default_folder(model, names, settings, device, engine, *more)
+    return EvalTask(model, loaded, settings, device, engine, folder)
+
+
+def measure(task: EvalTask, sink: Sink) -> Evaluation:
     """Load the model, ask it in the format that is named or its own, and give its memory back."""
     from lemma.api.model_format import format_of_model
     from lemma.environments.worlds import Worlds
@@ -103,21 +135,29 @@ def measure(
     from lemma.models.same_weights import check_same_weights
     from lemma.runs.ingredients import code_marks
 
-    place = model if model == TINY else resolve(model)
-    policy, speaker = open_model(place, device, engine, settings.seed, sink)
+    settings, benchmarks = task.settings, task.benchmarks
+    place = task.model if task.model == TINY else resolve(task.model)
+    policy, speaker = open_model(place, task.device, task.engine, settings.seed, sink)
     try:
-        check_same_weights(policy.module)
-        check_alike(code_marks(settings, [one.benchmark for one in benchmarks]))
-        own = settings.format or format_of_model(model, policy.tokenizer)
+        if world_size() > 1:
+            check_same_weights(policy.module)
+            check_alike(code_marks(settings, [one.benchmark for one in benchmarks]))
+        own = settings.format or format_of_model(task.model, policy.tokenizer)
         report = evaluate_policy(
-            speaker, policy, benchmarks, settings.model_copy(update={"format": own}), folder, model=place, sink=sink
+            speaker,
+            policy,
+            benchmarks,
+            settings.model_copy(update={"format": own}),
+            task.folder,
+            model=place,
+            sink=sink,
         )
     finally:
         if settings.environment is not None:
             Worlds.of(settings.environment).close()
             settings.environment.close()
         speaker.close()
-    return Evaluation(report, folder)
+    return Evaluation(report, task.folder)
 
 
 def checked_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = str) -> EvalSettings:
@@ -169,8 +209,11 @@ _opened: WeakSet[Policy] = WeakSet()
 """Models of earlier calls that are still in memory: they are in cycles, and evaluations keep the collector off them."""
 
 
-def open_model(model: str, device: Device, engine: EngineName, seed: int, sink: Sink) -> tuple[Policy, Engine]:
-    """A model with the engine that is to generate. Those of earlier calls that nobody holds give their memory back."""
+def open_model(
+    model: str, device: Device, engine: EngineName, seed: int, sink: Sink, options: NativeOptions | None = None
+) -> tuple[Policy, Engine]:
+    """A model with the engine that is to generate; `options` are those of the native one. Those of earlier calls that
+    nobody holds give their memory back."""
     from lemma.engines import make_engine, open_engine
     from lemma.engines.engine_options import ENGINES
     from lemma.models.load_model import load_policy
@@ -181,7 +224,7 @@ def open_model(model: str, device: Device, engine: EngineName, seed: int, sink: 
         gc.collect()
     speaker: Engine
     if engine == "native":
-        policy, speaker = open_engine(model, device, seed, sink)
+        policy, speaker = open_engine(model, device, seed, sink, options)
     else:
         policy = load_policy(model, device, plain=engine == "transformers")
         speaker = make_engine(ENGINES[engine](), policy, seed, sink)

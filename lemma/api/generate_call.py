@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.api.evaluate_call import Device, EngineName, open_model
+from lemma.api.model_format import format_to_ask_in
 from lemma.core.errors import UserError
 from lemma.core.events import Sink, silent
-from lemma.core.types import Message, Problem
+from lemma.core.ranks import world_size
+from lemma.core.roll_call import check_alike
+from lemma.core.types import Message, Problem, content_id
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from lemma.engines.protocol import Completion, Request
+    from lemma.engines.engine_options import NativeOptions
+    from lemma.engines.protocol import Completion, Engine, Request
     from lemma.formats import Format
     from lemma.models.policy import Policy
 
@@ -65,69 +70,102 @@ def generate(
     heat = (0.0 if samples == 1 else 1.0) if temperature is None else temperature
     _check(samples, heat, top_p, max_tokens)
     problems = [_problem(one) for one in _several(questions)]
-    from lemma.api.model_format import format_to_ask_in
-    from lemma.engines.stop_strings import ends_of
-
-    policy, speaker = open_model(str(model), device, engine, seed, sink)
+    asker = Asker.open(str(model), device, engine, seed, sink, format, system)
     try:
-        fmt, _ = format_to_ask_in(str(model), policy.tokenizer, format, system)
-        for number, problem in enumerate(problems):
-            speaker.submit(_request(number, problem, policy, fmt, heat, top_p, max_tokens, samples))
-        completions = sorted(speaker.completions(), key=lambda one: (one.key, one.sample))
-        ends = ends_of(policy)
-        return [answer_of(one, problems[int(one.key[1])], fmt, ends, policy.tokenizer) for one in completions]
+        for problem in problems:
+            asker.engine.submit(asker.request(problem, heat, top_p, max_tokens, samples))
+        completions = sorted(asker.engine.completions(), key=lambda one: (one.key, one.sample))
+        return [asker.answer(one, problems[int(one.key[1])]) for one in completions]
     finally:
-        speaker.close()
+        asker.engine.close()
 
 
-def answer_of(completion: Completion, problem: Problem, fmt: Format, ends: frozenset[int], tokenizer: Any) -> Answer:
-    """A completion in words."""
-    from lemma.engines.stop_strings import text_of
+@dataclass
+class Asker:
+    """A model with its engine and its format, which is expected to be kept only where somebody chose it."""
 
-    text = text_of(completion, ends, fmt.stop, tokenizer)
-    parsed = fmt.parse(text)
-    return Answer(
-        problem.question,
-        completion.sample,
-        text,
-        parsed.answer,
-        fmt.name,
-        parsed.faults,
-        completion.finish,
-        len(completion.ids),
-        float(completion.logprobs.sum()),
-        completion.ids,
-        completion.logprobs,
-    )
+    policy: Policy
+    engine: Engine
+    format: Format
+    is_format_chosen: bool
+    asked: int = 0
 
+    @classmethod
+    def open(
+        cls,
+        model: str,
+        device: Device,
+        engine: EngineName,
+        seed: int,
+        sink: Sink,
+        format: str | Mapping[str, Any] | None,
+        system: str | None,
+        options: NativeOptions | None = None,
+    ) -> Asker:
+        policy, opened = open_model(model, device, engine, seed, sink, options)
+        try:
+            return cls(policy, opened, *format_to_ask_in(model, policy.tokenizer, format, system))
+        except BaseException:
+            opened.close()
+            raise
 
-def _request(
-    number: int,
-    problem: Problem,
-    policy: Policy,
-    fmt: Format,
-    temperature: float,
-    top_p: float,
-    max_tokens: int,
-    samples: int,
-) -> Request:
-    from lemma.engines.protocol import Request, Sampling
-    from lemma.engines.stop_strings import ends_of
-    from lemma.formats.encode import encode_prompt, warn_of_unknown_words
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        from lemma.engines.stop_strings import ends_of
 
-    warn_of_unknown_words(problem, policy.tokenizer)
-    prompt_T = encode_prompt(fmt, problem, policy.tokenizer)
-    room = policy.context - len(prompt_T)
-    if room <= 0:
-        raise UserError(f"the prompt has {len(prompt_T)} tokens but the model takes {policy.context}", fix="ask less")
-    sampling = Sampling(
-        max_tokens=min(max_tokens, room),
-        temperature=temperature,
-        top_p=top_p,
-        stop=fmt.stop,
-        stop_ids=tuple(sorted(ends_of(policy))),
-    )
-    return Request(("generate", number), prompt_T, sampling, samples)
+        return ends_of(self.policy)
+
+    def request(self, problem: Problem, temperature: float, top_p: float, max_tokens: int, samples: int) -> Request:
+        from lemma.engines.protocol import Request, Sampling
+        from lemma.formats.encode import encode_prompt, warn_of_unknown_words
+
+        warn_of_unknown_words(problem, self.policy.tokenizer)
+        prompt_T, context = encode_prompt(self.format, problem, self.policy.tokenizer), self.policy.context
+        if len(prompt_T) >= context:
+            raise UserError(f"the prompt has {len(prompt_T)} tokens but the model takes {context}", fix="ask less")
+        sampling = Sampling(
+            max_tokens=min(max_tokens, context - len(prompt_T)),
+            temperature=temperature,
+            top_p=top_p,
+            stop=self.format.stop,
+            stop_ids=tuple(sorted(self.ends)),
+        )
+        self.asked += 1
+        return Request(("generate", self.asked - 1), prompt_T, sampling, samples)
+
+    def text(self, completion: Completion) -> str:
+        from lemma.engines.stop_strings import text_of
+
+        return text_of(completion, self.ends, self.format.stop, self.policy.tokenizer)
+
+    def answer(self, completion: Completion, problem: Problem) -> Answer:
+        """A completion in words."""
+        text = self.text(completion)
+        parsed = self.format.parse(text)
+        return Answer(
+            problem.question,
+            completion.sample,
+            text,
+            parsed.answer,
+            self.format.name,
+            parsed.faults,
+            completion.finish,
+            len(completion.ids),
+            float(completion.logprobs.sum()),
+            completion.ids,
+            completion.logprobs,
+        )
+
+    def check_alike(self, requests: Sequence[Request]) -> None:
+        """Refuse ranks that have read something else than the first one."""
+        from lemma.models.same_weights import check_same_weights
+        from lemma.runs.ingredients import code_marks
+
+        if world_size() == 1:
+            return
+        check_same_weights(self.policy.module)
+        marks = {"the questions, as prompts": content_id([request.prompt.tolist() for request in requests])}
+        check_alike(marks | code_marks(self.format))
 
 
 def _several(questions: Question | Sequence[Question]) -> list[Question]:

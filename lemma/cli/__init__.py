@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import TextIO, cast
 
 from lemma.cli.parser import Parser
-from lemma.cli.system_errors import explained
 from lemma.cluster.rank_end import INTERRUPTED, run_and_exit
 from lemma.core.errors import UserError, nearest, warnings_said
+from lemma.core.system_errors import explained
 from lemma.core.terminal import VisibleStream, show_error, visible_logs
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.

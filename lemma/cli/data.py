@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lemma.cli.parser import Parser, add_overrides
+from lemma.cli.parser import Parser, add_overrides, named
 from lemma.core.errors import UserError
-from lemma.data.readers import Item, problem_of
 
 if TYPE_CHECKING:
-    from lemma.core.types import Demonstration
     from lemma.data.data_options import DataOptions
-    from lemma.formats import Format
+    from lemma.data.readers import Item
 
 SHOW = """\
 Print rows of a source; of a mix, the share of each source and rows of each. SOURCE may be a recipe (.yaml): the data of
@@ -107,15 +104,34 @@ def _options(args: argparse.Namespace, source: str | None = None) -> DataOptions
 
 
 def run_check(args: argparse.Namespace) -> int:
-    from lemma.cli.check import check_recipe, check_source
+    from lemma.evaluation.stage_data import check_source, found_in_words, stages_with_benchmarks, write_clean
 
     if args.show < 0:
         raise UserError(f"--show {args.show} is below 0", fix="write 0 or more")
+    against = named(args.against or "")
     if args.source.endswith((".yaml", ".yml")):
         from lemma.recipe import load_recipe
 
-        return check_recipe(load_recipe(args.source, args.overrides), args)
-    return check_source(_options(args), args)
+        recipe = load_recipe(args.source, args.overrides)
+        if args.clean is not None:
+            raise UserError("--clean writes the rows of one source", fix="name the data file in place of the recipe")
+        stages = list(stages_with_benchmarks(recipe, against if args.against else None, args.data_dir))
+        if not stages:
+            fix = "write `--against math500,aime24`, or `eval: {benchmarks: [...]}` in a stage"
+            raise UserError("no stage names a benchmark", fix=fix)
+        for stage in stages:
+            print(f"stage {stage.name}")
+            print("\n".join(found_in_words(*stage.check(recipe.run.seed), args.show)))
+        return 0
+    options = _options(args)
+    if not against:
+        raise UserError("there is nothing to compare with", fix="name benchmarks, such as `--against math500,aime24`")
+    items, contamination = check_source(options, against, args.data_dir, args.seed)
+    print("\n".join(found_in_words(items, contamination, args.show)))
+    if args.clean is not None:
+        count = write_clean(args.clean, items, contamination)
+        print(f"{args.clean}: {count:,} rows, those that repeat nothing")
+    return 0
 
 
 def run_rows(args: argparse.Namespace) -> int:
@@ -129,91 +145,32 @@ def run_rows(args: argparse.Namespace) -> int:
 
 
 def run_correct(args: argparse.Namespace) -> int:
-    from lemma.data.load_rows import load_demonstrations
-    from lemma.data.prepared import correct_only, item_rows, write_rows
+    from lemma.api.prepare_call import right_demonstrations
+    from lemma.data.prepared import item_rows, write_rows
 
-    items = load_demonstrations(_options(args), args.seed)
-    kept = correct_only(items, _gives_answer if args.format is None else _in_format_and_right(args.format))
-    if not kept:
-        right = len(correct_only(items, _gives_answer)) if args.format is not None else 0
-        if right:
-            raise UserError(
-                f"{right:,} of the {len(items):,} responses are right, but none keeps the format {args.format}",
-                fix="leave --format out, or name the format they are written in",
-            )
-        raise UserError(f"none of the {len(items):,} responses gives the right answer", fix="check the source")
+    kept, all_rows = right_demonstrations(_options(args), args.seed, args.format)
     write_rows(args.to, item_rows(kept))
-    print(f"{args.to}: {len(kept):,} of {len(items):,} rows, those whose response gives the right answer")
+    print(f"{args.to}: {len(kept):,} of {all_rows:,} rows, those whose response gives the right answer")
     return 0
-
-
-def _gives_answer(response: str, golds: Sequence[str]) -> bool:
-    from lemma.grading import grade
-
-    return any(grade(response, gold).right for gold in golds)
-
-
-def _in_format_and_right(name: str) -> Callable[[str, Sequence[str]], bool]:
-    fmt = _format(name)
-
-    def check(response: str, golds: Sequence[str]) -> bool:
-        parsed = fmt.parse(response.removeprefix(fmt.opening))
-        return parsed.ok and _gives_answer(parsed.answer or "", golds)
-
-    return check
-
-
-def _format(name: str) -> Format:
-    """A format by its name, or by its name and options in the notation of a recipe."""
-    from lemma.config.document import parse_value
-    from lemma.formats import make_format
-
-    return make_format(parse_value(name))
 
 
 def run_luffy(args: argparse.Namespace) -> int:
-    from lemma.data.choices import as_asked
-    from lemma.data.held_out import split_share
-    from lemma.data.load_rows import load_rows
-    from lemma.data.prepared import luffy_rows, write_luffy
-    from lemma.formats.think_boxed import ThinkBoxed
+    from lemma.api.prepare_call import luffy_files
 
     source = args.source or "openr1_math"
     complement = args.complement or (None if args.source else "openr1_math_complement")
-    if complement is None and not 0 < args.hold_out < 1:
-        raise UserError(f"--hold-out {args.hold_out} is not a share", fix="write a number between 0 and 1")
-    training = load_rows(_options(args, source), args.seed)
-    if complement is not None:
-        others = load_rows(_options(args, complement), args.seed)
-    else:
-        training, others = split_share(training, args.hold_out, args.seed)
-    fmt = ThinkBoxed()
-
-    def rows(items: Sequence[Any]) -> list[dict[str, Any]]:
-        return luffy_rows([as_asked(item) for item in items], fmt.default_system, _think_target, args.split or "train")
-
-    counts = write_luffy(args.to, rows(training), rows(others))
-    for name, count in counts.items():
-        print(f"{args.to / name}: {count:,} rows")
+    others = _options(args, complement) if complement is not None else args.hold_out
+    for path, count in luffy_files(args.to, _options(args, source), others, args.seed, args.split or "train"):
+        print(f"{path}: {count:,} rows")
     return 0
-
-
-def _think_target(item: Demonstration) -> str:
-    """A teacher's response with its thoughts in think tags, as LUFFY's prompt expects them."""
-    from lemma.formats.think_boxed import ThinkBoxed
-
-    fmt = ThinkBoxed()
-    if item.response is not None and "</think>" in item.response:
-        return fmt.opening + item.response.removeprefix(fmt.opening)
-    thoughts, answer = item.response or item.reasoning or "", item.answer or item.problem.gold
-    assert answer is not None, "rows without an answer are refused before"
-    return fmt.opening + fmt.compose(thoughts.strip(), answer)
 
 
 def run_show(args: argparse.Namespace) -> int:
     if args.n < 1:
         raise UserError(f"-n {args.n} shows nothing", fix="write a number from 1")
-    view = _as_written if args.format is None else _in_format(args.format, args.model)
+    from lemma.reports.shown_rows import as_written, in_format
+
+    view = as_written if args.format is None else in_format(args.format, args.model)
     if args.source is None or not args.source.endswith((".yaml", ".yml")):
         options = _options(args, args.source or "arithmetic")
         if args.source is None and not options.mix:
@@ -254,81 +211,7 @@ def _show(options: DataOptions, args: argparse.Namespace, view: Callable[[Item],
 
 def _print_rows(items: Sequence[Item], args: argparse.Namespace, view: Callable[[Item], str]) -> None:
     from lemma.data.choices import as_asked
+    from lemma.reports.shown_rows import headed
 
-    for number, row in enumerate(items, start=1):
-        item = row if args.format is None else as_asked(row)
-        problem = problem_of(item)
-        known: dict[str, Any] = {"subject": problem.subject, "level": problem.level, "gold": " or ".join(problem.golds)}
-        known["varied from"] = problem.extra.get("varied_from")
-        about = [f"{name} {value}" for name, value in known.items() if value]
-        print(f"--- row {number}: {' | '.join([problem.source, problem.id, *about])}\n{view(item)}\n")
-
-
-def _as_written(item: Item) -> str:
-    """An item without any format: who says what, and which part of it is what."""
-    problem = problem_of(item)
-    is_text = getattr(item, "prompt", None) == ""
-    parts = [(message.role, _said(message)) for message in problem.messages if not is_text]
-    parts += [(f"choice {'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[n]}", text) for n, text in enumerate(problem.choices)]
-    for name in ("prompt", "reasoning", "answer", "response", "chosen", "rejected", "wanted"):
-        value = getattr(item, name, None)
-        if value is not None and not (is_text and name == "prompt"):
-            parts.append(("text" if is_text else name, str(value)))
-    return "\n".join(f"{name}: {text}" for name, text in parts)
-
-
-def _said(message: Any) -> str:
-    calls = message.more.get("tool_calls")
-    return f"{message.content} calls {calls}".strip() if calls else message.content
-
-
-def _in_format(name: str, model: str) -> Callable[[Item], str]:
-    """A function that shows an item as the tokens of a model in a format."""
-    from lemma.models.load_model import load_tokenizer
-
-    fmt, tokenizer = _format(name), load_tokenizer(model)
-    fmt.install(tokenizer)
-    return lambda item: _as_tokens(item, fmt, tokenizer)
-
-
-def _as_tokens(item: Item, fmt: Format, tokenizer: Any) -> str:
-    """The prompt, then each response to learn from in [[ ]], decoded from the ids that training would use."""
-    from lemma.core.types import Demonstration, Preference, Problem
-    from lemma.formats.encode import encode_prompt, warn_of_unknown_words
-    from lemma.formats.turns import encode_turns
-
-    def text(ids: Any) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    warn_of_unknown_words(problem_of(item), tokenizer)
-    if isinstance(item, Problem):
-        ids = encode_prompt(fmt, item, tokenizer)
-        return f"{text(ids)}\n({len(ids)} tokens)"
-    if isinstance(item, Demonstration):
-        said = {"learnt": item}
-    elif isinstance(item, Preference):
-        answers = {"chosen": item.chosen, "rejected": item.rejected}
-        said = {name: Demonstration(item.problem, response=answer) for name, answer in answers.items()}
-    else:
-        said = {"wanted" if item.wanted else "unwanted": Demonstration(item.problem, response=item.response)}
-    shown: list[str] = []
-    for name, demonstration in said.items():
-        for path in encode_turns(fmt, demonstration, tokenizer):
-            start, learnt = int(path.chosen_T.argmax()), int(path.chosen_T.sum())
-            if not shown or len(said) == 1:
-                shown.append(text(path.ids_T[:start]))
-            parts = _learnt_parts(path.chosen_T[start:])
-            brackets = "".join(
-                f"[[{text(path.ids_T[start + a : start + b])}]]"
-                if is_learnt
-                else text(path.ids_T[start + a : start + b])
-                for a, b, is_learnt in parts
-            )
-            shown.append(f"{brackets}\n({len(path) - learnt} tokens of prompt, {learnt} {name})")
-    return "\n".join(shown) if len(said) > 1 else "".join(shown)
-
-
-def _learnt_parts(chosen: Any) -> list[tuple[int, int, bool]]:
-    """Runs of tokens that are all learnt or all not: begin, end, which."""
-    borders = [0, *(place for place in range(1, len(chosen)) if chosen[place] != chosen[place - 1]), len(chosen)]
-    return [(a, b, bool(chosen[a])) for a, b in pairwise(borders)]
+    for number, item in enumerate(items if args.format is None else map(as_asked, items), start=1):
+        print(f"{headed(item, number, view)}\n")

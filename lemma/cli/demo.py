@@ -27,8 +27,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lemma.cli.plan import describe
     from lemma.core.files import write_whole
+    from lemma.planning.plan_words import describe
     from lemma.recipe import load_recipe
     from lemma.reporting import sink_of
     from lemma.reports import demo_summary

@@ -6,11 +6,11 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lemma.cli.on_ranks import add_ranks, on_ranks, on_ray
-from lemma.cli.parser import Parser, named
+from lemma.cli.parser import Parser, add_ranks, named
 from lemma.config.meanings import meaning_of
 from lemma.config.shape import branches
 from lemma.core.errors import UserError
@@ -19,7 +19,7 @@ from lemma.evaluation.eval_settings import EvalSettings
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from lemma.api.evaluate_call import Device, EngineName
+    from lemma.api.evaluate_call import EngineName
     from lemma.evaluation.benchmarks import Benchmark
     from lemma.evaluation.results import Report
 
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rescore is not None:
         _check_rescore(args)
         return _rescore(args)
-    from lemma.cluster.rank_program import is_a_rank
+    from lemma.cluster.rank_program import is_a_rank, on_ranks, on_ray
     from lemma.evaluation.presets import Preset, find_preset
 
     preset = Preset({}) if args.preset is None else find_preset(args.preset)
@@ -111,38 +111,33 @@ def run(args: argparse.Namespace) -> int:
     wanted = [preset.of(find_benchmark(one)) for one in named(args.benchmarks or "")]
     engine: EngineName = args.engine or "native"
     if args.ray and not is_a_rank():
-        return on_ray(args, engine)
+        return on_ray([word for word in args.arguments if word != "--ray"], args.ranks, args.device, engine)
     hint = "; the same command resumes from there"
-    return on_ranks(args, lambda: _evaluate(args, settings, wanted, engine), engine=engine, hint=hint)
+    work = partial(_evaluate, args, settings, wanted, engine)
+    return on_ranks(work, args.arguments, args.ranks, args.device or "auto", engine=engine, hint=hint)
 
 
 def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Benchmark], engine: EngineName) -> int:
     """Measure, alone or with the other ranks; the first one shows the numbers."""
-    from lemma.api.checkpoint_model import model_at
-    from lemma.api.evaluate_call import as_in_run, default_folder, measure
+    from lemma.api.evaluate_call import evaluation_task, measure
     from lemma.core.events import silent
-    from lemma.core.ranks import is_leader, leader_first
+    from lemma.core.ranks import is_leader
     from lemma.evaluation.lenient import hints
-    from lemma.evaluation.questions import load_all, wanted_of
     from lemma.reporting.console import Console
 
-    with leader_first("the model of a checkpoint"):
-        model = model_at(args.model, args.checkpoint)
     console = Console(sys.stderr)
-    settings = as_in_run(settings, args.environment, model, console if is_leader() else silent)
-    with leader_first("loading the benchmarks"):  # what it downloads, the others find
-        benchmarks = load_all(wanted_of(wanted, settings), settings)
-    device: Device = args.device or "auto"
-    belongs = (model, [one.name for one in benchmarks], settings, device, engine, args.preset or "")
-    folder = Path(args.out) if args.out else default_folder(*belongs)
+    task = evaluation_task(
+        args.model, list(wanted), settings, args.environment, args.device or "auto", engine,
+        checkpoint=args.checkpoint, out=args.out, sink=console if is_leader() else silent, more=[args.preset or ""],
+    )  # fmt: skip
     if not is_leader():
-        measure(model, benchmarks, settings, folder, device, engine, silent)
+        measure(task, silent)
         return 0
     try:
-        report = measure(model, benchmarks, settings, folder, device, engine, console).report
+        report = measure(task, console).report
     finally:
         console.close(failed=False)
-    _show(report, folder)
+    _show(report, task.folder)
     for sentence in hints(report):
         print(f"lemma: warning: {sentence}", file=sys.stderr)
     return 0

@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.on_ranks import add_ranks, on_ranks
-from lemma.cli.parser import Parser, add_device, add_engine
+from lemma.cli.parser import Parser, add_device, add_engine, add_ranks, say
 from lemma.core.errors import UserError
-from lemma.core.events import Event, Said, silent
+from lemma.core.events import silent
 from lemma.core.types import Message, Problem
 
 if TYPE_CHECKING:
-    from lemma.engines.protocol import Completion, Engine, Request
-    from lemma.formats import Format
-    from lemma.models.policy import Policy
+    from lemma.api.generate_call import Asker
+    from lemma.engines.protocol import Completion, Request
 
 DESCRIPTION = """\
 Ask a model a question, a file of questions, or, on a terminal and without a question, talk with it. MODEL is a run
@@ -56,16 +54,19 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lemma.cluster.rank_program import on_ranks
+
     _check(args)
     problems = _problems(args)
-    return on_ranks(args, lambda: _generate(args, problems), engine=args.engine, is_shared=False)
+    work = partial(_generate, args, problems)
+    return on_ranks(work, args.arguments, args.ranks, args.device, engine=args.engine, is_shared=False)
 
 
 def _generate(args: argparse.Namespace, problems: list[Problem]) -> int:
-    speaker = _open(args, len(problems))
+    asker = _open(args, len(problems))
     if not problems:
-        return _chat(speaker, args)
-    _answer(speaker, problems, args)
+        return _chat(asker, args)
+    _answer(asker, problems, args)
     return 0
 
 
@@ -89,7 +90,7 @@ def _check(args: argparse.Namespace) -> None:
 def _problems(args: argparse.Namespace) -> list[Problem]:
     """The questions to ask; none if this is to be a conversation."""
     if args.file is not None:
-        from lemma.cli.questions import read_questions
+        from lemma.data.question_file import read_questions
 
         return read_questions(Path(args.file))
     if args.question is None:
@@ -106,151 +107,86 @@ def _problems(args: argparse.Namespace) -> list[Problem]:
     return [Problem((Message("user", question),))]
 
 
-@dataclass
-class _Speaker:
-    """A model with its engine and its format, which is expected to be kept only where somebody chose it."""
-
-    policy: Policy
-    engine: Engine
-    format: Format
-    ends: frozenset[int]
-    is_format_chosen: bool
-    asked: int = 0
-
-    def request(self, problem: Problem, args: argparse.Namespace) -> Request:
-        from lemma.engines.protocol import Request, Sampling
-        from lemma.formats.encode import encode_prompt, warn_of_unknown_words
-
-        warn_of_unknown_words(problem, self.policy.tokenizer)
-        prompt_T = encode_prompt(self.format, problem, self.policy.tokenizer)
-        context = self.policy.context
-        if len(prompt_T) >= context:
-            raise UserError(f"the prompt has {len(prompt_T)} tokens but the model takes {context}", fix="ask less")
-        self.asked += 1
-        sampling = Sampling(
-            max_tokens=min(args.max_tokens, context - len(prompt_T)),
-            temperature=args.temperature,
-            top_p=args.top_p,
-            stop=self.format.stop,
-            stop_ids=tuple(sorted(self.ends)),
-        )
-        return Request(("generate", self.asked), prompt_T, sampling, args.samples)
-
-
-def _open(args: argparse.Namespace, questions: int) -> _Speaker:
-    from lemma.engines.stop_strings import ends_of
-
-    policy, engine = _engine(args, questions)
-    fmt, is_chosen = _format(args, policy.tokenizer)
-    return _Speaker(policy, engine, fmt, ends_of(policy), is_chosen)
-
-
-def _engine(args: argparse.Namespace, questions: int) -> tuple[Policy, Engine]:
+def _open(args: argparse.Namespace, questions: int) -> Asker:
+    from lemma.api.generate_call import Asker
     from lemma.core.ranks import is_leader
-    from lemma.engines import make_engine, open_engine
-    from lemma.engines.engine_options import ENGINES, NativeOptions
-    from lemma.models.load_model import load_policy
+    from lemma.engines.engine_options import NativeOptions
 
-    say = _say if is_leader() else silent
-    if args.engine == "native":
-        together = min(questions * args.samples, MOST_TOGETHER) or 1
-        one_by_one = _streams(args) and sys.stdout.isatty()
-        options = NativeOptions(sequences=together, burst=1 if one_by_one else None)
-        return open_engine(args.model, args.device, args.seed, say, options)
-    policy = load_policy(args.model, args.device, plain=args.engine == "transformers")
-    return policy, make_engine(ENGINES[args.engine](), policy, args.seed, say)
+    together = min(questions * args.samples, MOST_TOGETHER) or 1
+    one_by_one = _streams(args) and sys.stdout.isatty()
+    options = NativeOptions(sequences=together, burst=1 if one_by_one else None)
+    sink = say if is_leader() else silent
+    named = args.format or None
+    asker = Asker.open(args.model, args.device, args.engine, args.seed, sink, named, args.system, options)
+    asker.asked = 1  # the keys of a command's samples count from 1
+    return asker
 
 
-def _say(event: Event) -> None:
-    if isinstance(event, Said):
-        print(f"lemma: {event.text}", file=sys.stderr)
+def _request(asker: Asker, problem: Problem, args: argparse.Namespace) -> Request:
+    return asker.request(problem, args.temperature, args.top_p, args.max_tokens, args.samples)
 
 
 def _streams(args: argparse.Namespace) -> bool:
     return bool(args.samples == 1 and args.file is None and not args.json)
 
 
-def _format(args: argparse.Namespace, tokenizer: Any) -> tuple[Format, bool]:
-    """The format, and whether somebody chose it: here, or by training the model in it."""
-    from lemma.api.model_format import format_to_ask_in
-
-    return format_to_ask_in(args.model, tokenizer, args.format or None, args.system)
-
-
-def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace) -> None:
+def _answer(asker: Asker, problems: list[Problem], args: argparse.Namespace) -> None:
     """Print the answers in the order of the questions, each as soon as it and those before it are there; on several
     ranks, the first one prints when all are there."""
     from lemma.engines.sharded_requests import sharded_completions
 
-    requests = [speaker.request(problem, args) for problem in problems]
-    _check_alike(speaker, requests)
+    requests = [_request(asker, problem, args) for problem in problems]
+    asker.check_alike(requests)
     if _streams(args):
-        _print_one(speaker, _stream(speaker, requests[0]), args, is_shown=True)
+        _print_one(asker, _stream(asker, requests[0]), args, is_shown=True)
         return
     completions: dict[Any, list[Completion]] = {request.key: [] for request in requests}
     printed = 0
-    for completion in sharded_completions(speaker.engine, requests):
+    for completion in sharded_completions(asker.engine, requests):
         completions[completion.key].append(completion)
         while printed < len(requests) and len(completions[requests[printed].key]) == args.samples:
             if args.file is not None and not args.json:
                 print(f"=== question {printed + 1} of {len(problems)}: {problems[printed].question}")
             for sample in sorted(completions.pop(requests[printed].key), key=lambda c: c.sample):
                 if args.json:
-                    _print_json(speaker, problems[printed], sample, args)
+                    _print_json(asker, problems[printed], sample, args)
                     continue
                 if args.samples > 1:
                     print(f"--- sample {sample.sample + 1} of {args.samples}")
-                _print_one(speaker, sample, args)
+                _print_one(asker, sample, args)
             printed += 1
 
 
-def _check_alike(speaker: _Speaker, requests: list[Request]) -> None:
-    """Refuse ranks that have read something else than the first one."""
-    from lemma.core.ranks import world_size
-
-    if world_size() == 1:
-        return
-    from lemma.core.roll_call import check_alike
-    from lemma.core.types import content_id
-    from lemma.models.same_weights import check_same_weights
-    from lemma.runs.ingredients import code_marks
-
-    check_same_weights(speaker.policy.module)
-    marks = {"the questions, as prompts": content_id([request.prompt.tolist() for request in requests])}
-    check_alike(marks | code_marks(speaker.format))
-
-
-def _stream(speaker: _Speaker, request: Request) -> Completion:
+def _stream(asker: Asker, request: Request) -> Completion:
     """One completion, printed while it is made, or at its end by an engine that does not tell its tokens."""
-    from lemma.cli.stream import Words
+    from lemma.reporting.streamed_words import Words
 
-    words = Words(speaker.policy.tokenizer, speaker.ends, sys.stdout)
-    streams = speaker.engine.streams_tokens
+    words = Words(asker.policy.tokenizer, asker.ends, sys.stdout)
+    streams = asker.engine.streams_tokens
     if streams:
-        speaker.engine.on_tokens = words.hear
-    speaker.engine.submit(request)
-    (completion,) = speaker.engine.completions()
+        asker.engine.on_tokens = words.hear
+    asker.engine.submit(request)
+    (completion,) = asker.engine.completions()
     if not streams:
         words.hear(completion.key, completion.sample, completion.ids)
     words.end()
     return completion
 
 
-def _print_one(speaker: _Speaker, completion: Completion, args: argparse.Namespace, is_shown: bool = False) -> None:
-    from lemma.cli.stream import text_of, token_lines
+def _print_one(asker: Asker, completion: Completion, args: argparse.Namespace, is_shown: bool = False) -> None:
     from lemma.formats import FAULTS
+    from lemma.reporting.streamed_words import token_lines
 
-    tokenizer, fmt = speaker.policy.tokenizer, speaker.format
-    text = text_of(completion, speaker.ends, fmt.stop, tokenizer)
+    fmt, text = asker.format, asker.text(completion)
     if not is_shown:
         print(text)
     if args.show_logprobs:
-        print("\n".join(token_lines(completion, tokenizer)))
+        print("\n".join(token_lines(completion, asker.policy.tokenizer)))
     parsed = fmt.parse(text)
     _print_cut(completion, args)
     if parsed.answer is not None:
         print(f"answer: {parsed.answer}")
-    elif speaker.is_format_chosen:
+    elif asker.is_format_chosen:
         others = [FAULTS[fault] for fault in parsed.faults if fault != "no_answer"]
         print(f"no answer in the format {fmt.name}" + (f": {'; '.join(others)}" if others else ""))
 
@@ -263,19 +199,14 @@ def _print_cut(completion: Completion, args: argparse.Namespace) -> None:
     print(f"(cut off after {count} tokens: {why})")
 
 
-def _print_json(speaker: _Speaker, problem: Problem, completion: Completion, args: argparse.Namespace) -> None:
-    from lemma.api.generate_call import answer_of
-
-    answer = answer_of(completion, problem, speaker.format, speaker.ends, speaker.policy.tokenizer)
-    row = dict(vars(answer))
+def _print_json(asker: Asker, problem: Problem, completion: Completion, args: argparse.Namespace) -> None:
+    row = dict(vars(asker.answer(completion, problem)))
     numbers = {name: row.pop(name).tolist() for name in ("ids", "logprobs")}
     print(json.dumps(row | (numbers if args.show_logprobs else {}), ensure_ascii=False), flush=True)
 
 
-def _chat(speaker: _Speaker, args: argparse.Namespace) -> int:
+def _chat(asker: Asker, args: argparse.Namespace) -> int:
     """Questions and answers until an empty line; Ctrl-C ends an answer, not the conversation."""
-    from lemma.cli.stream import text_of
-
     print(f"Ask; an empty line ends the conversation, {FORGET} begins another.")
     turns: list[Message] = []
     while True:
@@ -290,7 +221,7 @@ def _chat(speaker: _Speaker, args: argparse.Namespace) -> int:
             continue
         turns.append(Message("user", question))
         try:
-            completion = _stream(speaker, speaker.request(Problem(tuple(turns)), args))
+            completion = _stream(asker, _request(asker, Problem(tuple(turns)), args))
         except KeyboardInterrupt:
             turns.pop()
             print("\n(stopped)")
@@ -300,8 +231,7 @@ def _chat(speaker: _Speaker, args: argparse.Namespace) -> int:
             print(f"lemma: {error}; {FORGET} begins another conversation", file=sys.stderr)
             continue
         if args.show_logprobs:
-            _print_one(speaker, completion, args, is_shown=True)
+            _print_one(asker, completion, args, is_shown=True)
         else:
             _print_cut(completion, args)
-        text = text_of(completion, speaker.ends, speaker.format.stop, speaker.policy.tokenizer)
-        turns.append(Message("assistant", speaker.format.opening + text))
+        turns.append(Message("assistant", asker.format.opening + asker.text(completion)))

@@ -8,9 +8,12 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lemma.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from lemma.core.events import Event
 
 HELP = ("-h", "--help")
 # Where a command writes to, and what others call that: accepted, and shown nowhere.
@@ -85,6 +88,20 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates (native)"
+    )
+
+
+def say(event: Event) -> None:
+    """What a command tells while it works; its results alone are on standard output."""
+    from lemma.core.events import Said
+
+    if isinstance(event, Said):
+        print(f"lemma: {event.text}", file=sys.stderr)
+
+
+def add_ranks(parser: argparse.ArgumentParser, what: str, default: str = "1") -> None:
+    parser.add_argument(
+        "--ranks", metavar="N", type=int, help=f"processes that share the {what}, one on each GPU (default: {default})"
     )
 
 

@@ -24,26 +24,16 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lemma.planning.plan_words import run_in_words
     from lemma.reports.report_file import write_report
     from lemma.reports.run_reader import open_runs
 
     if not 0 < args.size <= 500:
         raise UserError(f"--size is {args.size:g}", fix="write a number of megabytes up to 500")
     runs = open_runs(args.runs)
-    words = [recipe_in_words(one) for one in args.runs]
+    words = [run_in_words(one) for one in args.runs]
     to = args.to or args.runs[0] / "report.html"
     written = write_report(runs, words, to, args.size)
     samples = f", with the samples of {written.chunks} of {written.chunks_there} steps and evaluations"
     print(f"wrote {to} ({written.size / 1e6:.1f} MB{samples if written.chunks_there else ''})")
     return 0
-
-
-def recipe_in_words(folder: Path) -> str:
-    """What `lemma plan` says about the run's recipe; the recipe itself where this version of Lemma cannot read it."""
-    from lemma.cli.plan import describe
-    from lemma.recipe import load_recipe
-
-    try:
-        return describe(load_recipe(folder / "recipe.yaml"))
-    except UserError:
-        return (folder / "recipe.yaml").read_text(encoding="utf-8", errors="replace")

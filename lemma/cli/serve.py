@@ -11,9 +11,8 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lemma.cli.parser import Parser, add_device, add_engine
+from lemma.cli.parser import Parser, add_device, add_engine, say
 from lemma.core.errors import UserError
-from lemma.core.events import Event, Said
 
 if TYPE_CHECKING:
     from lemma.formats import Format
@@ -109,7 +108,7 @@ def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
     from lemma.serving.plain_host import PlainHost
 
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    policy, engine = open_model(args.model, args.device, args.engine, seed, _say)
+    policy, engine = open_model(args.model, args.device, args.engine, seed, say)
     engine.take_turns()
     tokenizer = copy.deepcopy(policy.tokenizer)
     dialogue = Dialogue(_format(args, tokenizer), tokenizer, ends_of(policy))
@@ -126,8 +125,3 @@ def _format(args: argparse.Namespace, tokenizer: Any) -> Format:
     if is_chosen or not getattr(tokenizer, "chat_template", None):
         return fmt
     return format_to_ask_in(args.model, tokenizer, "own", args.system)[0]
-
-
-def _say(event: Event) -> None:
-    if isinstance(event, Said):
-        print(f"lemma: {event.text}", file=sys.stderr)

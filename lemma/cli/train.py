@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,18 +67,19 @@ def _options_help() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lemma.cluster.launching import end_with_launcher
-    from lemma.cluster.rank_program import is_a_rank
+    from lemma.cluster.rank_program import end_with_launcher, is_a_rank, ranks_here, train_on_ranks
     from lemma.recipe import load_recipe
-    from lemma.runs.lag_checks import check_flying
-    from lemma.runs.split_checks import check_split
+    from lemma.runs.stage_refusals import check_flying, check_split
 
     end_with_launcher()
     if args.speakers is not None:
         args.overrides = [*args.overrides, f"cluster.speakers={args.speakers}"]
     recipe = load_recipe(args.recipe, args.overrides)
     _check_stages(recipe, args.skip, args.only)
-    _check_ranks(recipe, None if is_a_rank() else args.ranks)
+    if args.ranks is not None and not is_a_rank():
+        if args.ranks < 1:
+            raise UserError(f"--ranks {args.ranks} is not a number of processes", fix="write 1 or more")
+        recipe.cluster.check_ranks(args.ranks)
     if args.dry_run:
         wanted = {name: recipe.stages[name] for name in _wanted_stages(recipe, args.skip, args.only)}
         if (args.ranks or recipe.cluster.ranks) != 1:
@@ -92,60 +91,24 @@ def run(args: argparse.Namespace) -> int:
             wanted_stages = ", ".join(_wanted_stages(recipe, args.skip, args.only))
             print(f"{args.recipe}: {wanted_stages}; the run is in {recipe.run.dir}", flush=True)
     if args.ray:
-        from lemma.cli.train_ray import run_on_ray
+        from lemma.cluster.ray_launch import launch_on_ray
+        from lemma.cluster.ray_wish import wish_of
 
-        return run_on_ray(recipe, args)
+        arguments = _arguments(args, str(Path(args.recipe).resolve()))
+        return launch_on_ray(wish_of(recipe, arguments, args.ranks, fresh=args.fresh))
     beside = watched(recipe.run.dir) if args.watch and not is_a_rank() else nullcontext()
     with beside:
-        count = 1 if is_a_rank() else _wanted_ranks(recipe, args.ranks)
-        return _launch(recipe, args, count) if count > 1 else _train(recipe, args)
+        count = 1 if is_a_rank() else ranks_here(recipe, args.ranks)
+        if count == 1:
+            return _train(recipe, args)
+        return train_on_ranks(recipe, _arguments(args, args.recipe), count, fresh=args.fresh)
 
 
-def _check_ranks(recipe: Recipe, given: int | None) -> None:
-    if given is not None and given < 1:
-        raise UserError(f"--ranks {given} is not a number of processes", fix="write 1 or more")
-    speakers = recipe.cluster.speakers
-    if given is not None and given <= speakers:
-        raise UserError(
-            f"--ranks {given} leaves nobody to learn next to {speakers} speaker{'s' * (speakers != 1)}",
-            fix=f"write --ranks {speakers + 1} or more",
-        )
-
-
-def _wanted_ranks(recipe: Recipe, given: int | None) -> int:
-    if given or recipe.cluster.ranks:
-        return given or recipe.cluster.ranks or 1
-    least = 1 + recipe.cluster.speakers
-    if recipe.run.device == "cpu":
-        return least
-    import torch
-
-    return max(least, torch.cuda.device_count())
-
-
-def _launch(recipe: Recipe, args: argparse.Namespace, count: int) -> int:
-    """Start the ranks on this machine; each of them runs this very command."""
-    from lemma.cli.on_ranks import RANKS_PER_CORE
-    from lemma.cluster.launching import Launcher
-
-    cores = os.cpu_count() or 1
-    if count > RANKS_PER_CORE * cores:
-        raise UserError(
-            f"{count} ranks are too many for the {cores} core{'s' * (cores != 1)} of this machine",
-            fix=f"write --ranks {RANKS_PER_CORE * cores} or less, or start them on several machines",
-        )
-    command = [sys.executable, "-m", "lemma", "train", args.recipe]
-    command += [word for text in args.overrides for word in ("--set", text)]
-    command += [word for option in ("skip", "only") for name in getattr(args, option) for word in (f"--{option}", name)]
-    command += ["--extend"] if args.extend else []
-    return Launcher(
-        command,
-        count,
-        Path(recipe.run.dir),
-        restarts=recipe.cluster.restarts,
-        fresh=args.fresh,
-        say=lambda text: print(f"lemma: {text}", file=sys.stderr, flush=True),
-    ).run()
+def _arguments(args: argparse.Namespace, recipe: str) -> list[str]:
+    """The command for a rank; `--fresh` is for whoever starts it."""
+    options = {"set": args.overrides, "skip": args.skip, "only": args.only}
+    words = [f"--{name}={value}" for name, values in options.items() for value in values]
+    return ["train", recipe, *words, *(["--extend"] if args.extend else [])]
 
 
 def _train(recipe: Recipe, args: argparse.Namespace) -> int:
@@ -154,34 +117,24 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     from lemma.cluster.speaker import speak
     from lemma.core.events import Said
     from lemma.core.ranks import RankWorld, is_leader
+    from lemma.planning.run_plan import preflight_warnings
     from lemma.reporting import sink_of
     from lemma.runs.run import train
+
+    names = _wanted_stages(recipe, args.skip, args.only)
 
     def work(world: RankWorld) -> int:
         with sink_of(recipe) as sink:
             if world.is_speaker:
                 speak(world, sink)
                 return 0
-            for sentence in _doubts(recipe, args) if is_leader() else ():
+            for sentence in preflight_warnings(recipe, names) if is_leader() else ():
                 sink(Said(sentence, "warning"))
             return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
 
     settings = recipe.shared_settings()
     settings |= {f"--{name}": getattr(args, name) for name in ("skip", "only", "fresh", "extend")}
     return as_rank(work, recipe.cluster, recipe.run.device, settings, Path(recipe.run.dir))
-
-
-def _doubts(recipe: Recipe, args: argparse.Namespace) -> list[str]:
-    """What is said before a run begins."""
-    import torch
-
-    from lemma.cli.plan_memory import memory_warnings
-    from lemma.cli.plan_prompts import unused_template
-    from lemma.cluster.foreign_configs import foreign_sentences
-
-    names = _wanted_stages(recipe, args.skip, args.only)
-    sentences = [*foreign_sentences(recipe), *unused_template(recipe)]
-    return [*sentences, *memory_warnings(recipe, names, has_gpu=torch.cuda.is_available())]
 
 
 def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:
@@ -200,8 +153,9 @@ def _wanted_stages(recipe: Recipe, skip: list[str], only: list[str]) -> list[str
 
 
 def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
-    from lemma.cli.plan import print_plan
+    from lemma.cli.plan import end, show
     from lemma.core.files import write_whole
+    from lemma.planning.run_plan import plan_run
 
     path = Path(recipe.run.dir) / "recipe.resolved.yaml"
     try:
@@ -210,7 +164,7 @@ def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
         raise UserError(
             f"cannot write the resolved recipe: {error.strerror}", file=path, fix="name another folder as `run.dir`"
         ) from None
-    lacks = print_plan(recipe, _wanted_stages(recipe, skip, only), skip=skip, only=only)
+    plan = plan_run(recipe, _wanted_stages(recipe, skip, only), skip=skip, only=only)
+    show(plan)
     print(f"\nThe resolved recipe is in {path}. Nothing was loaded.")
-    print(f"\n{lacks}\n" if lacks else "", end="")
-    return 1 if lacks else 0
+    return end(plan)

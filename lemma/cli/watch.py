@@ -32,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lemma.cli.report import recipe_in_words
+    from lemma.planning.plan_words import run_in_words
     from lemma.reports.live_page import Watch
     from lemma.reports.run_reader import open_runs
     from lemma.reports.run_state import is_run
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     while args.beside and not all(map(is_run, args.runs)):
         if orphaned.wait(0.2):
             return 0
-    watch = Watch(open_runs(args.runs), [recipe_in_words(one) for one in args.runs], args.port).start()
+    watch = Watch(open_runs(args.runs), [run_in_words(one) for one in args.runs], args.port).start()
     note = "It goes when the training ends." if args.beside else "Ctrl-C stops the page, not the run."
     print(f"{watch.address}\n{note}", flush=True)
     if args.open:

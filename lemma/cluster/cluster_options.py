@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lemma.config import Options
+from lemma.core.errors import UserError
 from lemma.core.ranks import slots_for
 
 
@@ -44,6 +45,18 @@ class ClusterOptions(Options):
     def slots_for(self, learners: int) -> int:
         """How many slots a run begins with where so many ranks learn."""
         return self.slots or slots_for(learners, self.speakers)
+
+    def slots_of_one(self, learners: int) -> int:
+        """The most of them that one of so many ranks has."""
+        return -(-self.slots_for(learners) // learners)
+
+    def check_ranks(self, given: int) -> None:
+        """Refuse a number of ranks that leaves nobody to learn."""
+        if given <= self.speakers:
+            raise UserError(
+                f"--ranks {given} leaves nobody to learn next to {self.speakers} speaker{'s' * (self.speakers != 1)}",
+                fix=f"write --ranks {self.speakers + 1} or more",
+            )
 
     @model_validator(mode="after")
     def _somebody_learns(self) -> ClusterOptions:

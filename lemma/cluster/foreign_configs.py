@@ -159,20 +159,6 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def foreign_sentences(recipe: Options) -> list[str]:
-    """What a recipe's `cluster.config` says in vain, and, where it names none, what `accelerate launch` was told."""
-    plain = recipe.model_dump(mode="json")
-    path = plain["cluster"]["config"]
-    if path:
-        return read_foreign(path).sentences(plain)
-    told = [system for system in ("FSDP", "DeepSpeed") if os.environ.get(f"ACCELERATE_USE_{system.upper()}") == "true"]
-    return [
-        f"`accelerate launch` was given settings of {system}, which it keeps for its own library: name its file as "
-        f"`cluster.config`; here cluster.shard is {plain['cluster']['shard']}"
-        for system in told
-    ]
-
-
 def fill(data: dict[str, Any], kind_of: Callable[[str, Any], Any]) -> dict[str, Any]:
     """A recipe's data with the values of its `cluster.config` wherever it has none of its own.
 

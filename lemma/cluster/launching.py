@@ -6,7 +6,6 @@ on from its last checkpoint and its journals.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
@@ -303,13 +302,3 @@ def progress(folder: Path) -> tuple[int, int]:
         whole = (folder / "metrics.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
         last = int(json.loads(whole[-1])["step"])
     return done, last
-
-
-def end_with_launcher() -> None:
-    """Have the kernel kill this rank when its launcher dies, however that happens."""
-    launcher = os.environ.get("LEMMA_LAUNCHER")
-    if launcher is None or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(launcher):
-        os._exit(1)

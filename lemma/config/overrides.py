@@ -108,10 +108,11 @@ def _check_name(
 ) -> None:
     """Refuse a name that cannot stand here, and offer the nearest that can."""
     options = options_at(annotation, here, key)
-    name = dotted((*path, written))
     if options is not None and written not in keys_of(options):
+        name = dotted((*path, written))
         raise UserError(f"unknown key '{name}'", file=place.file, fix=unknown(written, path, options, root))
     bare, _ = split(annotation)
     of_choices = get_origin(bare) is dict and choice_of(bare.__args__[1]) is not None
     if of_choices and isinstance(here, dict) and written not in here:
+        name = dotted((*path, written))
         raise UserError(f"there is no '{name}'", file=place.file, fix=nearest(written, here))

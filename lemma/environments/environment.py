@@ -135,6 +135,11 @@ class EnvironmentOptions(Options):
     """Whether the stage's rewards judge what was said last, as without an environment; `score` is not called."""
 
     @property
+    def is_scored_by_itself(self) -> bool:
+        """Whether the environment says what was a success, and no grader does."""
+        return not self.is_graded and not self.is_single_turn
+
+    @property
     def is_single_turn(self) -> bool:
         """Whether there is only one response, scored by the rewards alone."""
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -25,7 +26,12 @@ def python(code: str) -> str:
     raise AssertionError("a sandbox runs it")
 
 
-TOOLS = {"calculator": Tool.of(calculator), "python": Tool.of(python)}
+TOOLS = {"calculator": calculator, "python": python}
+
+
+@cache
+def _tool(name: str) -> Tool:
+    return Tool.of(TOOLS[name])
 
 
 class MathTools(ToolWorld):
@@ -92,7 +98,7 @@ class PythonTools(ToolOptions):
         return deadlines if self.step_seconds is not None else replace(deadlines, step=max(deadlines.step, longest))
 
     def tools(self) -> Sequence[Tool]:
-        return [TOOLS[name] for name in self.offers]
+        return [_tool(name) for name in self.offers]
 
     def make(self) -> Environment:
         return MathTools(self)

@@ -53,11 +53,7 @@ class StageEvaluator:
         self.rewards, self.sink = list(rewards), sink
         self.settings = EvalSettings.of(options, seed=seed, format=fmt, environment=environment)
         wanted = [*options.benchmarks, *given]
-        self._benchmarks: list[Loaded] = load_all(wanted, self.settings) if wanted else []
-
-    @property
-    def is_asked(self) -> bool:
-        return bool(self._benchmarks)
+        self._benchmarks: list[Loaded] = load_all(wanted, self.settings)
 
     @property
     def longest(self) -> int:
@@ -70,8 +66,6 @@ class StageEvaluator:
 
     def is_due(self, step: int, total: int) -> bool:
         """Before the first step, every so many steps, and after the last."""
-        if not self._benchmarks:
-            return False
         if step == 0:
             return self.options.at_start
         return step == total or (self.options.every > 0 and step % self.options.every == 0)

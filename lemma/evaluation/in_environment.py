@@ -37,7 +37,7 @@ def own_problems(environment: EnvironmentOptions | None, benchmark: Benchmark) -
 
 def is_scored_by(environment: EnvironmentOptions | None) -> bool:
     """Whether the environment itself says what was a success, and no grader does."""
-    return environment is not None and not environment.is_graded and not environment.is_single_turn
+    return environment is not None and environment.is_scored_by_itself
 
 
 def has_gold(problems: Sequence[Problem]) -> bool:

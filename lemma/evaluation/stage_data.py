@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lemma.core.errors import UserError
 from lemma.data.data_options import DataOptions
+from lemma.data.prepared import item_rows, write_rows
 from lemma.data.readers import Item, problem_of
-from lemma.evaluation.benchmarks import DATA_SUFFIXES, Benchmark, load_benchmark
+from lemma.evaluation.benchmarks import DATA_SUFFIXES, Benchmark, find_benchmark, load_benchmark
 from lemma.evaluation.repeated import Contamination, check_rows
+
+if TYPE_CHECKING:
+    from lemma.recipe import Recipe
 
 SMALL = 64 << 20
 """Files of less text in all are read without being asked."""
 COMPRESSED, COMPRESSION = (".gz", ".parquet"), 8
+# Characters of a text that are shown.
+SHOWN = 160
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,70 @@ class Checked:
                 return False
             size += _text_size(path)
         return size <= SMALL
+
+
+def stages_with_benchmarks(recipe: Recipe, against: Sequence[str] | None, data_dir: str | None) -> Iterator[Checked]:
+    """The stages that have data and something to compare it with."""
+    for name, stage in recipe.stages.items():
+        data, measured = getattr(stage, "data", None), getattr(stage, "eval", None)
+        names = against if against is not None else getattr(measured, "benchmarks", [])
+        if data is not None and names:
+            folder = data_dir or getattr(measured, "data_dir", None)
+            yield Checked(name, data, [find_benchmark(one) for one in names], folder)
+
+
+def check_source(
+    options: DataOptions, against: Sequence[str], data_dir: str | None, seed: int
+) -> tuple[list[Item], Contamination]:
+    """The rows of one source, compared with these benchmarks."""
+    return Checked("", options, [find_benchmark(one) for one in against], data_dir).check(seed)
+
+
+def write_clean(path: Path, items: Sequence[Item], contamination: Contamination) -> int:
+    """Write the rows that repeat nothing; how many they are."""
+    kept = [item for place, item in enumerate(items) if place not in contamination.flagged]
+    if not kept:
+        raise UserError("every row repeats a problem of a benchmark", fix="choose other data")
+    write_rows(path, item_rows(kept))
+    return len(kept)
+
+
+def repeats_in_words(
+    recipe: Recipe, against: Sequence[str] | None, data_dir: str | None, *, is_asked: bool
+) -> Iterator[str]:
+    """For each stage what its data repeat of its benchmarks, where that is cheap to know or was asked for."""
+    for stage in stages_with_benchmarks(recipe, against, data_dir):
+        names = ", ".join(benchmark.name for benchmark in stage.benchmarks)
+        try:
+            contamination = stage.check(recipe.run.seed)[1] if is_asked or stage.is_small else None
+        except UserError:
+            if is_asked:
+                raise
+            contamination = None
+        if contamination is None:
+            if stage.data.mix or stage.data.source != "arithmetic":
+                yield f"\n{stage.name}: data not compared with {names}; --check-data does it"
+        elif not contamination.flagged:
+            yield f"\n{stage.name}: no row repeats a problem of {names}"
+        else:
+            rows = f"{len(contamination.flagged):,} of {contamination.rows:,} rows"
+            yield f"\nWARNING: {stage.name}: {rows} repeat problems of its benchmarks"
+            yield from (f"  {count.words}" for count in contamination.counts if count.repeated)
+            yield "  `lemma data check SOURCE --against BENCHMARKS --clean FILE` writes the rows that repeat nothing"
+
+
+def found_in_words(items: Sequence[Item], contamination: Contamination, show: int) -> Iterator[str]:
+    """What rows repeat, and the first such pairs with their texts."""
+    for count in contamination.counts:
+        yield f"  {count.words}"
+    yield f"  {len(contamination.flagged):,} of {contamination.rows:,} rows repeat a problem"
+    for repeat in sorted(contamination.repeats, key=lambda repeat: (repeat.kind != "exact", -repeat.share))[:show]:
+        share = "the same" if repeat.kind == "exact" else f"{repeat.share:.0%} of its n-grams"
+        row = problem_of(items[repeat.row])
+        yield f"\n  row {repeat.row + 1} ({row.id}) and {repeat.benchmark} {repeat.problem.id}: {share}"
+        for text in (row.question, repeat.problem.question):
+            flat = " ".join(text.split())
+            yield f"    {flat if len(flat) <= SHOWN else flat[:SHOWN] + ' ...'}"
 
 
 def _text_size(path: Path) -> int:

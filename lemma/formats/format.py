@@ -14,7 +14,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
 from lemma.formats.tags import Parsed
 from lemma.formats.templates import render
-from lemma.formats.tool_prompt import with_offer
+from lemma.formats.tool_prompt import OFFERED, with_offer
 
 
 class Format(Options):
@@ -77,7 +77,8 @@ class Format(Options):
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
         """The prompt as text, special tokens included; tokenise it without adding any."""
-        problem = with_offer(self, problem, tokenizer)
+        if OFFERED in problem.extra:
+            problem = with_offer(self, problem, tokenizer)
         return self.written(self.messages(problem), tokenizer, tools=problem.extra.get("tools"), about=about(problem))
 
     def written(

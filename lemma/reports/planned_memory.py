@@ -52,7 +52,7 @@ def _layout(run: Path, recipe: Mapping[str, Any], stage: str) -> dict[str, Any]:
     if shard == "auto":
         shard = "none" if recipe["run"]["device"] == "cpu" else "optimiser"
     ranks = cluster.learners
-    return {"ranks": ranks, "slots": -(-cluster.slots_for(ranks) // ranks), "shard": shard, "token_budget": None}
+    return {"ranks": ranks, "slots": cluster.slots_of_one(ranks), "shard": shard, "token_budget": None}
 
 
 def _shape(run: Path, stage: str, path: str) -> Shape:

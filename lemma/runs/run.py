@@ -24,14 +24,13 @@ from lemma.learning.divergence import Diverged
 from lemma.models.load_model import pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
+from lemma.runs.fitted import what_to_split
 from lemma.runs.inputs import check_inputs
-from lemma.runs.lag_checks import check_flying
 from lemma.runs.lengthening import lengthen
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import RunOptions, StageOptions, stage_before, taught_in
-from lemma.runs.sharding import what_to_split
-from lemma.runs.split_checks import check_split, split_refusal
 from lemma.runs.stage import Stage
+from lemma.runs.stage_refusals import check_flying, check_split, split_refusal
 from lemma.runs.stopping import Stopped, StopSignal
 
 
@@ -122,7 +121,7 @@ def _begun(
 ) -> dict[str, Any]:
     """What the first rank does before any training: check what is there, and record what the run is."""
     _check_dependents(recipe.stages, anew, folder)
-    if not fresh:
+    if not fresh and folder.facts() is not None:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
         _check_version(folder, recipe)
     threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or usual_slots()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
 from lemma.evaluation.eval_options import EvalOptions
-from lemma.learning.learning_options import BudgetOptions, CheckpointOptions, OptimOptions
+from lemma.learning.learning_options import MOMENTS, BudgetOptions, CheckpointOptions, OptimOptions
+from lemma.models.memory import MemoryPlan, Shape, plan_training
+from lemma.models.model_options import ModelOptions, Precision
 
 if TYPE_CHECKING:
     from lemma.formats import Format
@@ -89,6 +91,14 @@ class StageOptions(Options):
     def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
         """Which models the stage holds beside its policy, whose size they are planned with."""
         return {"critic": False, "reference": False}
+
+    def plan_update(
+        self, shape: Shape, model: ModelOptions, precision: Precision, tokens: int, *, has_adapter: bool, **layout: Any
+    ) -> MemoryPlan:
+        """The memory of an update of so many tokens at a time, with the models that the stage holds beside its policy;
+        `layout` is what `plan_training` takes further."""
+        plan = plan_training(shape, model, precision, tokens, moments=MOMENTS[self.optim.name], **layout)
+        return plan.beside(**self.models_beside(has_adapter=has_adapter))
 
     def run(self, stage: Stage, fmt: Format) -> None:
         """The loop of this kind of stage, imported when it is needed."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lemma.core.errors import UserError
+from lemma.core.ranks import world_size
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.weight_split import split_weights
@@ -29,7 +30,7 @@ def stage_policy(stage: Stage, *, is_frozen: bool = False, path: str | None = No
     options, start_from = _from(stage, path)
     with stage.waiting("loading the reference model" if is_frozen else "loading the model"):
         policy = build_policy(options, _place(stage), stage.learner_seed, start_from)
-        check_same_weights(policy.module, path or START, f"stage {stage.name}")
+        _check_same(policy, path, stage)
     if is_frozen:
         for parameter in policy.module.parameters():
             parameter.requires_grad_(False)
@@ -43,7 +44,7 @@ def stage_critic(stage: Stage, recomputed: int, path: str | None = None) -> Crit
     options, start_from = _from(stage, path, adapted=True)
     with stage.waiting("loading the value model"):
         critic = build_critic(options, _place(stage), stage.seed, start_from, recomputed)
-        check_same_weights(critic.module, path or START, f"stage {stage.name}")
+        _check_same(critic, path, stage)
     if stage.shard == "weights":
         split_weights(critic, stage.device)
     return critic
@@ -73,6 +74,11 @@ def stage_learner(
         shard=stage.shard,
         say=stage.warn,
     )
+
+
+def _check_same(model: PackModel, path: str | None, stage: Stage) -> None:
+    if world_size() > 1:
+        check_same_weights(model.module, path or START, f"stage {stage.name}")
 
 
 def switch_dropout_off(module: nn.Module, stage: Stage) -> None:

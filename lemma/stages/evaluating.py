@@ -45,6 +45,9 @@ class StageBenchmarks:
         self._stage, self._policy, self._engine = stage, policy, options.engine
         self._name, self._metric = "held-out problems" if held_out else "benchmarks", options.metric
         self._is_held_out = bool(held_out)
+        self._evaluator: StageEvaluator | None = None
+        if not options.benchmarks and not held_out:
+            return
         validation = Loaded(Benchmark(name=VALIDATION), tuple(unique(held_out)))
         place = stage.folder.path / "evaluations" / stage.name
         self._evaluator = StageEvaluator(
@@ -63,16 +66,18 @@ class StageBenchmarks:
     @property
     def choose_the_best(self) -> bool:
         """Whether benchmarks, and not a validation loss, choose the best checkpoint."""
-        return self._evaluator.is_asked
+        return self._evaluator is not None
 
     @property
     def longest(self) -> int:
         """Minimum number of tokens that an engine's cache must hold."""
-        return self._evaluator.longest
+        return 0 if self._evaluator is None else self._evaluator.longest
 
     def begin(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> None:
         """Drop what a killed run measured after this step; measure the untrained policy if requested, and what a stop
         interrupted."""
+        if self._evaluator is None:
+            return
         self._evaluator.begin(step)
         if step == 0 and self._evaluator.is_due(0, total):
             self._measure(0, engine)
@@ -80,7 +85,7 @@ class StageBenchmarks:
             self._choose(step, engine, choose)
 
     def is_due(self, step: int, total: int) -> bool:
-        return self._evaluator.is_due(step, total)
+        return self._evaluator is not None and self._evaluator.is_due(step, total)
 
     def after(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> bool:
         """Whether this step was evaluated and is the best so far, if these metrics decide that."""
@@ -93,9 +98,11 @@ class StageBenchmarks:
 
     def _measure(self, step: int, given: Engine | None) -> float | None:
         """The score; None if a stop interrupted the evaluation."""
+        evaluator = self._evaluator
+        assert evaluator is not None, "there is something to measure"
         with self._stage.clock.measure("evaluate"), self._open(given, step) as engine:
-            values = self._stage.evaluate(self._name, step, lambda: self._evaluator.run(engine, step))
-        return None if values is None else self._evaluator.score(dict(values))
+            values = self._stage.evaluate(self._name, step, lambda: evaluator.run(engine, step))
+        return None if values is None else evaluator.score(dict(values))
 
     @contextmanager
     def _open(self, given: Engine | None, step: int) -> Iterator[Engine]:

@@ -25,10 +25,10 @@ from lemma.formats.played import encode_learnt
 from lemma.learning.learner import StepReport
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood
+from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import stage_learner, stage_policy
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
-from lemma.stages.fitted import fit_budget
 from lemma.stages.own_samples import check_ids, imitated, largest_id
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens

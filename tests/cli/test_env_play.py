@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from lemma.cli import main
-from lemma.cli.env_play import shown
 from lemma.models.tiny import tiny_tokenizer
+from lemma.reports.shown_episode import shown
 from lemma.rollouts.episode import Episode, Turn
 from tests.environments.trouble import write_world
 

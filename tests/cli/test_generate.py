@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import sys
@@ -10,16 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from lemma.api.model_format import format_to_ask_in
 from lemma.cli import generate
 from lemma.cli.parser import Parser
-from lemma.cli.questions import read_questions
-from lemma.cli.stream import Words
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
+from lemma.data.question_file import read_questions
 from lemma.formats import make_format
 from lemma.formats.encode import encode_text
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.load_model import load_for_inference
+from lemma.reporting.streamed_words import Words
 
 QUESTION = "how many stones ?"
 R1 = {"name": "r1_zero", "preamble": False}
@@ -29,7 +31,7 @@ WORDS = " 5 + 4 </think> <answer> 9 </answer>"
 def run(*argv: str) -> int:
     parser = Parser(prog="lemma")
     generate.add(parser.add_subparsers())
-    args = parser.parse_args(["generate", *argv])
+    args = parser.parse_args(["generate", *argv], argparse.Namespace(arguments=["generate", *argv]))
     return int(args.run(args))
 
 
@@ -222,7 +224,7 @@ def test_the_system_message_reaches_the_prompt(system: str) -> None:
     parser = Parser(prog="lemma")
     generate.add(parser.add_subparsers())
     args = parser.parse_args(["generate", "tiny", "x", "--format", "boxed", "--system", system])
-    fmt, is_chosen = generate._format(args, tokenizer=None)
+    fmt, is_chosen = format_to_ask_in(args.model, None, args.format, args.system)
     assert fmt.system == system and is_chosen
 
 

@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 from lemma.cli import main
-from lemma.cli.plan import describe
-from lemma.cli.plan_data import Amount, length_in_words
-from lemma.cli.plan_memory import memory_warnings
 from lemma.config.load import load_values
 from lemma.core.ranks import RankWorld, SpeakerLink, joined, use_slots, usual_slots
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.load_model import load_for_inference
+from lemma.planning.data_amounts import Amount
+from lemma.planning.plan_words import describe, length_in_words
+from lemma.planning.stage_memory import memory_warnings
 from lemma.recipe import Recipe, load_recipe
-from lemma.stages.fitted import fit_budget
+from lemma.runs.fitted import fit_budget
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
 from tests.hub import Hub, serve
@@ -85,7 +85,7 @@ def test_a_local_model_and_its_data(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_plan_for_a_cpu_has_the_packs_that_the_run_will_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
+    monkeypatch.setattr("lemma.planning.stage_memory.host_memory", lambda: 2**30)
     words = ["plan", write(tmp_path, "tiny"), "--set", "run.device=cpu"]
     told = "; 2,048 tokens at a time by the memory of this machine"
     assert main(words) == 0
@@ -100,8 +100,8 @@ def test_more_than_the_machine_has_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the plan, by a dry run and at the start of a run, on a CPU that is named or is all there is."""
-    monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
-    monkeypatch.setattr("lemma.cli.local_gpus.DRIVERS", ())
+    monkeypatch.setattr("lemma.planning.stage_memory.host_memory", lambda: 2**30)
+    monkeypatch.setattr("lemma.planning.local_gpus.DRIVERS", ())
     recipe = write(tmp_path, "tiny", batch={"sequences": 4, "token_budget": 1_000_000}, steps=1)
     said = (
         r"stage sft needs up to \d+\.\d GiB and this machine has 1\.0; lower stages\.sft\.batch\.token_budget to 2048\n"
@@ -131,7 +131,7 @@ def test_a_run_begins_with_what_its_data_need(
     recipe = load_recipe(write(tmp_path, str(tmp_path / "model"), batch={"sequences": 4, "token_budget": 10**6}))
     rows = [{"question": "1 + 1 ?", "answer": f"{'1 + ' * length}1\n#### 2"} for _ in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
+    monkeypatch.setattr("lemma.planning.stage_memory.host_memory", lambda: 2**30)
     found = memory_warnings(recipe, ["sft"], has_gpu=False)
     assert ["stage sft needs " in one and "up to" not in one for one in found] == [True] * is_said
     assert not memory_warnings(recipe, ["sft"], has_gpu=True)
@@ -152,16 +152,16 @@ def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
     def budget_of(who: str) -> Callable[..., int]:
         return lambda shape, model, precision, memory, **_: shares.setdefault(who, memory) and 2048
 
-    for module in ("lemma.core.host_memory", "lemma.stages.fitted"):
+    for module in ("lemma.planning.stage_memory", "lemma.runs.fitted"):
         monkeypatch.setattr(f"{module}.host_memory", lambda: 2**30)
-    monkeypatch.setattr("lemma.models.fitting.host_budget", budget_of("plan"))
-    monkeypatch.setattr("lemma.stages.fitted.host_budget", budget_of("run"))
+    monkeypatch.setattr("lemma.planning.stage_memory.host_budget", budget_of("plan"))
+    monkeypatch.setattr("lemma.runs.fitted.host_budget", budget_of("run"))
     cluster = {"ranks": ranks, "speakers": speakers, "slots": slots}
     recipe = load_values(Recipe, {"run": {"device": "cpu"}, "cluster": cluster, "stages": {"grpo": {"steps": 1}}}, [])
     describe(recipe)
     link = SpeakerLink(range(learners, learners + speakers), []) if speakers else None
     with joined(RankWorld(size=learners, link=link)):
-        monkeypatch.setattr("lemma.stages.fitted.gather_over_ranks", lambda value: [value])
+        monkeypatch.setattr("lemma.runs.fitted.gather_over_ranks", lambda value: [value])
         use_slots(recipe.cluster.slots or usual_slots())
         options = next(iter(recipe.stages.values()))
         stage: Any = SimpleNamespace(model=recipe.model, options=options, say=lambda text: None)
@@ -200,7 +200,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool.parent.mkdir()
     tool.write_text(TOOL)
     tool.chmod(0o755)
-    monkeypatch.setattr("lemma.cli.local_gpus.DRIVERS", (str(tool),))
+    monkeypatch.setattr("lemma.planning.local_gpus.DRIVERS", (str(tool),))
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lemma.cli import main
-from lemma.cli.system_errors import explained
+from lemma.core.system_errors import explained
 
 HUGE = 2**58
 

@@ -23,7 +23,7 @@ from lemma.models.memory import Shape
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood, Objective
-from lemma.runs.sharding import least_split
+from lemma.runs.fitted import least_split
 from tests.cluster.crew import Crew
 from tests.learning.test_invariance import EXACT, MAKE, items_of
 from tests.models.small import relative, tiny_policy, trajectories

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lemma.cli.train_ray import wish_of
+from lemma.cli.train import _arguments
 from lemma.cluster.ray_actors import Home
 from lemma.cluster.ray_launch import RayWish, launch_on_ray, variables_of
+from lemma.cluster.ray_wish import wish_of
 from lemma.recipe import load_recipe
 
 
@@ -85,7 +86,7 @@ def test_the_wish_of_a_recipe(tmp_path: Path) -> None:
         recipe=str(tmp_path / "recipe.yaml"), overrides=["run.seed=1"], skip=[], only=["grpo"], fresh=True, extend=False
     )
     recipe = load_recipe(args.recipe, args.overrides)
-    found = wish_of(recipe, args)
+    found = wish_of(recipe, _arguments(args, args.recipe), None, fresh=args.fresh)
     assert found.arguments == ["train", args.recipe, "--set=run.seed=1", "--only=grpo"] and found.fresh
     assert (found.ranks, found.restarts, found.stages, len(found.servers)) == (3, 5, ["grpo"], 2)
     folder, *options = found.servers[0]

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from lemma.engines.native import cached_attention
-from lemma.engines.native.batched_copy import ALIGNED, copy_together
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.native.flat_modules import Modules
 from lemma.engines.native.runner import Runner
 from lemma.engines.native.sequences import GATHER_FROM, Readback, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Request, generate
+from lemma.models.packing import ALIGNED, copy_together
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, requests_of, run
 from tests.engines.small_policies import exact_policy, random_prompts, small_policy
 

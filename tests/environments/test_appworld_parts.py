@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lemma.cli.env_setup import run as set_up_command
+from lemma.cli.env import run_setup as set_up_command
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import AppWorldOptions, Attempt

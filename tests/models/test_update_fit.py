@@ -10,13 +10,12 @@ import torch
 
 from lemma.core.ranks import RankWorld, joined
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
-from lemma.models.fitting import SHARE, USUAL, host_budget
+from lemma.models.fitting import ALONE, SHARE, USUAL, UpdateFit, fit_update, host_budget
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.packing import TokenBatch
-from lemma.models.update_fit import ALONE, UpdateFit, fit_update
+from lemma.runs.fitted import fit_budget
 from lemma.runs.run_options import StageOptions
-from lemma.stages.fitted import fit_budget
 from tests.models.small import CPU, tiny_policy, trajectories
 
 SMALL, MIDDLE, LARGE = USUAL[0.5], USUAL[1.5], USUAL[7.0]
@@ -117,7 +116,7 @@ def test_a_cpu_plans_by_slots_so_that_any_number_of_ranks_computes_the_same_pack
 ) -> None:
     policy = tiny_policy()
     least = plan_training(Shape.of_config(policy.causal.config.to_dict()), MODEL, "fp32", 2048, on_cpu=True).total
-    monkeypatch.setattr("lemma.stages.fitted.host_memory", lambda: 2 * least / SHARE)
+    monkeypatch.setattr("lemma.runs.fitted.host_memory", lambda: 2 * least / SHARE)
     stage: Any = SimpleNamespace(model=MODEL, options=StageOptions(kind="rl"), say=lambda text: None)
     budgets = []
     for slots in (1, 2):

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from lemma.cli.plan import describe
 from lemma.core.errors import LemmaWarning, UserError
+from lemma.planning.plan_words import describe
 from lemma.rollouts import Journal, read_episodes
 from lemma.rollouts.journal_files import journal_path, list_journals, tidy
 from tests.algorithms import toy

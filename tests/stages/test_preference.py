@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.cli.plan import describe
 from lemma.core.errors import UserError
 from lemma.core.types import Trajectory
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.packing import TokenBatch
+from lemma.planning.plan_words import describe
 from lemma.recipe import load_recipe
 from lemma.runs import clock
 from lemma.runs.clock import throughput

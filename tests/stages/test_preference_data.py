@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from lemma.cli.plan import describe
 from lemma.core.errors import UserError
 from lemma.data.data_options import DataOptions
 from lemma.data.load_rows import judgements, load_preferences
 from lemma.formats.boxed import Boxed
 from lemma.models.tiny import tiny_tokenizer
+from lemma.planning.plan_words import describe
 from lemma.recipe import load_recipe
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal

@@ -175,7 +175,7 @@ def test_a_stream_is_validated_on_whole_demonstrations(world: World) -> None:
 
 
 def test_a_small_memory_makes_small_packs_and_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lemma.stages.fitted.host_memory", lambda: 2**28)
+    monkeypatch.setattr("lemma.runs.fitted.host_memory", lambda: 2**28)
     recipe = world.recipe({"steps": 1, "validation": {}, "batch": {"sequences": 4}})
     assert world.train(recipe) == 0
     assert Said("by the memory plan: 2048 tokens at a time") in world.events

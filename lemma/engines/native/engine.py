@@ -12,13 +12,11 @@ import torch
 
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.flat_modules import Modules
-from lemma.engines.native.intake import Intake
 from lemma.engines.native.paging import BlockPool
-from lemma.engines.native.pass_sizes import default_prefill, layout, most_gathered
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import SamplingMode, sampling_mode
-from lemma.engines.native.scheduler import Prefill, Scheduler
-from lemma.engines.native.sequences import Readback, Sequence, accept_all, completions_of
+from lemma.engines.native.scheduler import Prefill, Scheduler, default_prefill, layout, most_gathered
+from lemma.engines.native.sequences import Intake, Readback, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request
 from lemma.models.policy import Policy
 from lemma.models.products import note_rows

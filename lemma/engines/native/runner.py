@@ -17,13 +17,12 @@ import numpy as np
 import torch
 
 from lemma.core.errors import warn
-from lemma.engines.native.batched_copy import copy_together
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import halves
 from lemma.engines.native.sampler import Cuts, SamplingMode, draw, draw_cut, kernels_cut, sampling_mode, temperatures
 from lemma.engines.native.sequences import Sequence
 from lemma.models.adapters import fold_adapters
-from lemma.models.packing import Segments
+from lemma.models.packing import Segments, copy_together
 from lemma.models.policy import Policy
 
 LADDER = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)

@@ -1,4 +1,4 @@
-"""Samples while they are generated, and the completions they become.
+"""Samples from their request on, while they are generated, and the completions they become.
 
 Tokens arrive from the device for many sequences at once and stay in the arrays they arrived in: a sequence knows its
 row in each `Readback`. They are concatenated once, at the end, for all sequences that end together.
@@ -16,11 +16,15 @@ import numpy as np
 
 from lemma.core.random import key as random_key
 from lemma.core.types import Finish
-from lemma.engines.protocol import Completion, Request
-from lemma.engines.stop_strings import StopWatcher
+from lemma.engines.protocol import Completion, EngineError, Request, check_request
+from lemma.engines.sampling import end_ids
+from lemma.engines.stop_strings import StopTable, StopWatcher
+from lemma.models.policy import Policy
 
 # From this many sequences on, one gather for all is cheaper than slicing each row.
 GATHER_FROM = 4
+# Sets of stop strings whose tables are kept; clients of a server choose their own.
+MOST_TABLES = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -241,3 +245,54 @@ def _concatenate(history: History | None, rows: list[list[int]]) -> list[Iterabl
         return [[np.concatenate([x[row] for x, row in zip(part, one, strict=True)]) for one in rows] for part in parts]
     by_read = np.array(rows).T
     return [np.concatenate([x[row] for x, row in zip(part, by_read, strict=True)], axis=1) for part in parts]
+
+
+class Intake:
+    """Checks requests and makes sequences of them. The model's limits are read by `refresh` when the engine starts from
+    idle, not at every request, since reading them costs more than a request."""
+
+    def __init__(self, policy: Policy):
+        self._policy = policy
+        # Which tokens may end a stop string, shared by all requests with the same stop strings.
+        self._tables: dict[tuple[str, ...], StopTable] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        tokenizer = self._policy.tokenizer
+        self.eos = -1 if tokenizer is None else int(tokenizer.eos_token_id)
+        self._context = self._policy.context
+        self._vocabulary = self._policy.causal.get_input_embeddings().weight.shape[0]
+
+    def check(self, request: Request, room: int) -> None:
+        """Refuse a request that does not fit the model, or a cache of `room` tokens."""
+        check_request(request, self._context)
+        prompt, longest = request.prompt, request.sampling.max_tokens
+        # As an unsigned number, an id below 0 is larger than any token.
+        ids = prompt.view(np.uint64) if prompt.dtype == np.int64 else prompt.astype(np.uint64)
+        if ids.item(ids.argmax()) >= self._vocabulary:
+            wrong = int(prompt[(prompt < 0) | (prompt >= self._vocabulary)][0])
+            raise EngineError(f"request {request.name} holds {wrong}, which is not a token of the model")
+        if min(len(prompt) + longest, self._context) > room:
+            raise EngineError(
+                f"the {len(prompt)} tokens of request {request.name} and max_tokens {longest} do not fit into a cache "
+                f"of {room} tokens",
+                fix="give the engine a larger cache or lower max_tokens",
+            )
+
+    def sequences(self, request: Request, seed: int, version: int) -> list[Sequence]:
+        """A new sequence for each sample."""
+        sampling, now = request.sampling, time.perf_counter()
+        limit = min(sampling.max_tokens, self._context - len(request.prompt))
+        ends = frozenset(token for token in end_ids(sampling, self.eos) if token >= 0)
+        watch = self._watcher if sampling.stop else None
+        return [
+            Sequence(request, sample, seed, limit, ends, watch and watch(sampling.stop), [(0, version)], now)
+            for sample in range(request.n)
+        ]
+
+    def _watcher(self, stops: tuple[str, ...]) -> StopWatcher:
+        if stops not in self._tables:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            self._tables[stops] = StopTable(self._policy.tokenizer, stops)
+        return StopWatcher(self._policy.tokenizer, stops, self._tables[stops])

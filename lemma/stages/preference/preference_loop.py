@@ -19,10 +19,10 @@ from lemma.learning.learner import Learner, StepReport
 from lemma.models.policy import Policy
 from lemma.objectives import Objective
 from lemma.objectives.preference import reference_point
+from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import stage_learner, stage_policy, switch_dropout_off
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
-from lemma.stages.fitted import fit_budget
 from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, mismatched, precompute

@@ -13,9 +13,9 @@ from lemma.formats import Format
 from lemma.learning.learner import Learner
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, Task
+from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage, Stateful
 from lemma.stages.building import check_tokens, stage_critic, stage_learner, stage_policy, switch_dropout_off
-from lemma.stages.fitted import fit_budget
 from lemma.stages.reference import SecondModel
 from lemma.stages.reference_options import ReferenceModelOptions
 from lemma.stages.reinforcement.diagnosis import Diagnosis

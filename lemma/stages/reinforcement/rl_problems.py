@@ -7,7 +7,6 @@ from lemma.core.types import Demonstration, Problem
 from lemma.data.load_rows import GRADED, load_problems, load_rows
 from lemma.data.readers import Item, problem_of
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT
-from lemma.evaluation.in_environment import is_scored_by
 from lemma.formats.played import first_asked
 from lemma.rewards.combine import labels
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
@@ -26,7 +25,7 @@ def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
 
 def gold_wanted(options: ReinforcementOptions) -> str | None:
     """What every row must have, and the reward that needs it; None if no reward reads a gold answer."""
-    if is_scored_by(options.environment):
+    if options.environment.is_scored_by_itself:
         return None
     named = zip(labels(options.rewards), options.rewards, strict=True)
     return next((f"{GRADED}, which the reward {name} needs" for name, reward in named if reward.needs_gold), None)

@@ -21,7 +21,6 @@ from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row
 from lemma.data.readers import Item, problem_of
 from lemma.environments import EnvironmentOptions
 from lemma.environments.openings import opened_all
-from lemma.evaluation.in_environment import is_scored_by
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.formats.played import first_asked, said_ids
@@ -77,6 +76,11 @@ def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Prob
     return opened_all(environment, [problem], seed)[0]
 
 
+def _opened_all(environment: EnvironmentOptions, items: Sequence[Item], seed: int) -> list[Problem]:
+    asked = [asked_first(as_asked(item)) for item in items]
+    return asked if environment.is_single_turn else opened_all(environment, asked, seed)
+
+
 def _given(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any) -> list[Given]:
     """All rows of the stage's data with their tasks."""
     own, keep = own_problems(options), needs_columns(options)
@@ -89,7 +93,7 @@ def _given(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: 
         items = list(load_problems(options.data, stage.seed, keep_columns=keep, wanted=gold_wanted(options)))
     if options.algorithm.uses_traces:
         return _with_traces(stage, options, fmt, tokenizer, items)
-    problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
+    problems = _opened_all(options.environment, items, stage.seed)
     counting = counted(problems, f"{stage.name}: tokenizing", len(problems))
     tasks = [Task(problem, encode_prompt(fmt, problem, tokenizer)) for problem in counting]
     return list(zip(items, tasks, strict=True))
@@ -107,7 +111,7 @@ def _split(
         questions = questions_of([item for item, _ in given])
         stay, out = split_share(range(len(given)), validation.share, stage.seed, questions.__getitem__)
         held, given = [given[place][0] for place in out], [given[place] for place in stay]
-    is_played = is_scored_by(environment)
+    is_played = environment.is_scored_by_itself
     problems = [asked_first(item) if is_played else problem_of(item) for item in held]
     # Multiple-choice options are in the same order as in training.
     wants_gold = gold_wanted(options) is not None
@@ -119,13 +123,13 @@ def _other_rows(
 ) -> list[Item]:
     """The rows of separate validation data whose prompt is within the limits of its prompt_length."""
     keep, wanted = needs_columns(options), gold_wanted(options)
-    if is_scored_by(options.environment):
+    if options.environment.is_scored_by_itself:
         items = load_rows(data, stage.seed, keep_columns=keep)
     else:
         items = list(load_problems(data, stage.seed, keep_columns=keep, wanted=wanted))
     if data.prompt_length == LengthOptions():
         return items
-    problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
+    problems = _opened_all(options.environment, items, stage.seed)
     lengths = [len(encode_prompt(fmt, problem, tokenizer)) for problem in problems]
     return filter_by_length(items, lengths, data.prompt_length, stage.say)[0]
 

@@ -8,27 +8,22 @@ from dataclasses import replace
 import torch
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import SpeakerLink, slots, slots_of_one, speakers, world_size
+from lemma.core.ranks import SpeakerLink, slots, speakers
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
-from lemma.engines.native.engine import BLOCK, bytes_per_token
+from lemma.engines.native.engine import BLOCK
 from lemma.engines.protocol import Engine, Sampling
 from lemma.engines.speaker_messages import Load
 from lemma.engines.spoken_engine import SpokenEngine
 from lemma.engines.stop_strings import ends_of
 from lemma.engines.weight_broadcast import layout_of
 from lemma.formats import Format
-from lemma.learning.learning_options import MOMENTS
-from lemma.models.load_model import pick_precision
-from lemma.models.memory import Shape, plan_training
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, World
 from lemma.rollouts.open_world import open_world
+from lemma.runs.fitted import cache_tokens
 from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
-# Share of a GPU's memory that the plan may fill.
-MEMORY_SHARE = 0.92
 
 
 def make_rollout_engine(
@@ -84,33 +79,6 @@ def _spoken(
         stage.clock.spent["speak"] = stage.clock.spent.get("speak", 0.0) + seconds
 
     return SpokenEngine(policy, link, load, spent, flies=flies)
-
-
-def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int, budget: int) -> int:
-    """Tokens that the cache holds: as many as needed, or as many as the update's memory plan leaves room for."""
-    if policy.device.type != "cuda":
-        return needed
-    try:
-        shape = Shape.of_config(policy.causal.config.to_dict())
-    except KeyError:  # the update's memory needs are unknown: leave it half of what is free
-        free, _ = torch.cuda.mem_get_info(policy.device)
-        return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
-    precision = pick_precision(stage.model.precision, policy.device)
-    moments = MOMENTS[options.optim.name]
-    plan = plan_training(
-        shape,
-        stage.model,
-        precision,
-        budget,
-        moments=moments,
-        ranks=world_size(),
-        slots=slots_of_one(),
-        shard=stage.shard,
-        recomputed=policy.recomputed,
-    )
-    plan = plan.beside(**options.models_beside(has_adapter=policy.is_adapter))
-    room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total
-    return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
 
 
 def make_world(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lemma.engines.stop_strings import UNKNOWN, decode, ends_of, text_of
+from lemma.engines.stop_strings import UNKNOWN, decode
 
 if TYPE_CHECKING:
     import numpy as np
 
     from lemma.engines.protocol import Completion, Key
-
-
-__all__ = ["Words", "ends_of", "text_of", "token_lines"]
 
 
 class Words:

@@ -6,14 +6,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lemma.core.errors import UserError
-
-if TYPE_CHECKING:
-    from lemma.formats import Format
-    from lemma.recipe import Recipe
-    from lemma.runs.run_options import StageOptions
+from lemma.core.errors import UserError, warnings_said
+from lemma.core.types import Problem
+from lemma.data.choices import as_asked
+from lemma.data.data_options import DataOptions, journal_place
+from lemma.data.load_rows import load_demonstrations, load_judged, load_preferences, load_problems
+from lemma.data.sources import BUILT_IN, files_of
+from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration, encode_prompt, encode_text
+from lemma.recipe import Recipe
+from lemma.runs.run_options import StageOptions
+from lemma.stages.preference.preference_options import PreferenceOptions
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from lemma.stages.reinforcement.rl_problems import gold_wanted
+from lemma.stages.supervised_options import SupervisedOptions
 
 # Files of at most so many bytes are read for a plan.
 SMALL = 64 << 20
@@ -40,8 +48,6 @@ class Amount:
 
 def amount_of(recipe: Recipe, stage: StageOptions, say: Callable[[str], None] = lambda fault: None) -> Amount | None:
     """None where the data are large, elsewhere or faulty: a plan takes seconds. What is wrong with rows is said."""
-    from lemma.core.errors import warnings_said
-
     try:
         if not _is_quick(stage):
             return None
@@ -52,9 +58,6 @@ def amount_of(recipe: Recipe, stage: StageOptions, say: Callable[[str], None] = 
 
 
 def _is_quick(stage: StageOptions) -> bool:
-    from lemma.data.data_options import DataOptions, journal_place
-    from lemma.data.sources import BUILT_IN, files_of
-
     data = getattr(stage, "data", None)
     if not isinstance(data, DataOptions):
         return False
@@ -97,11 +100,6 @@ def _made(stage: StageOptions) -> int:
 
 
 def _items(stage: StageOptions, seed: int) -> Sequence[Any]:
-    from lemma.data.load_rows import load_demonstrations, load_judged, load_preferences, load_problems
-    from lemma.stages.preference.preference_options import PreferenceOptions
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-    from lemma.stages.reinforcement.rl_problems import gold_wanted
-
     data = stage.data  # type: ignore[attr-defined]
     if isinstance(stage, ReinforcementOptions):
         return load_problems(data, seed, wanted=gold_wanted(stage))
@@ -122,10 +120,6 @@ def _tokenizer(recipe: Recipe) -> Any:
 
 def _tokens(stage: StageOptions, fmt: Format, item: Any, tokenizer: Any) -> int:
     """Tokens of the longest sequence that this item becomes."""
-    from lemma.core.types import Problem
-    from lemma.data.choices import as_asked
-    from lemma.formats.encode import encode_demonstration, encode_prompt, encode_text
-
     if isinstance(item, Problem):
         answer: int | None = getattr(getattr(stage, "rollout", None), "max_tokens", None)
         return len(encode_prompt(fmt, as_asked(item), tokenizer)) + (answer or 0)
@@ -140,60 +134,9 @@ def _tokens(stage: StageOptions, fmt: Format, item: Any, tokenizer: Any) -> int:
 
 def sequences_of(stage: StageOptions) -> int:
     """Sequences of one optimisation step."""
-    from lemma.stages.preference.preference_options import PreferenceOptions
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-    from lemma.stages.supervised_options import SupervisedOptions
-
     if isinstance(stage, ReinforcementOptions):
         return max(1, stage.batch.problems * stage.algorithm.group_size // stage.algorithm.mini_batches)
     if isinstance(stage, PreferenceOptions):
         return stage.batch.examples * (2 if stage.algorithm.paired else 1)
     assert isinstance(stage, SupervisedOptions)
     return stage.batch.sequences
-
-
-def length_in_words(stage: Any, amount: Amount | None) -> str:
-    """Steps or epochs, and the other of the two where the data are known."""
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
-    epochs = 1 if stage.epochs is None else stage.epochs
-    said = many(stage.steps, "step") if stage.steps is not None else many(epochs, "epoch")
-    if amount is None or getattr(stage, "packing", "") == "stream":
-        return said
-    is_rl = isinstance(stage, ReinforcementOptions)
-    rows, batch = amount.rows, stage.batch
-    a_step = batch.problems if is_rl else getattr(batch, "sequences", None) or batch.examples
-    a_pass = rows / a_step if is_rl else math.ceil(rows / a_step)
-    most = "at most " * (stage.data.prompt_length != type(stage.data.prompt_length)())
-    of_rows = f"of {most}{many(rows, 'problem' if is_rl else 'row')}"
-    if stage.steps is None:
-        return f"{said} {of_rows}, {many(max(1, round(epochs * a_pass)), 'step')}"
-    passes = stage.steps / a_pass
-    return f"{said}, {many(float(f'{passes:.3g}'), 'epoch')} {of_rows}"
-
-
-def at_a_time(budget: int | None, device: str) -> str:
-    """The limit of a pack. Where memory sets it, the row on memory says what that gives."""
-    from lemma.learning.learning_options import USUAL_BUDGET
-
-    if budget is not None:
-        return f"at most {budget:,} tokens at a time"
-    if device == "cuda":
-        return "as many tokens at a time as fit"
-    rest = "fewer if memory is short" if device == "cpu" else "on a GPU as many as fit"
-    return f"at most {USUAL_BUDGET:,} tokens at a time, {rest}"
-
-
-def many(count: float, what: str) -> str:
-    shown = f"{count:,}" if isinstance(count, int) else f"{count:g}"
-    return f"{shown} {what}{'' if count == 1 else 's'}"
-
-
-def in_words(count: int, what: str) -> str:
-    """A large count, such as `135 million parameters`."""
-    return f"{count / 1e9:.3g} billion {what}" if count >= 1e9 else f"{count / 1e6:.3g} million {what}"
-
-
-def every(steps: int) -> str:
-    """When something happens that happens every so many steps; 0 is never before the end."""
-    return (f"every {steps:,} steps" if steps > 1 else "after each step") + " and at the end" if steps else "at the end"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lemma.core.errors import UserError
-
-if TYPE_CHECKING:
-    from lemma.data.data_options import DataOptions, SourceOptions
-    from lemma.recipe import Recipe
+from lemma.core.types import Demonstration, Message, Problem
+from lemma.data.data_options import DataOptions, SourceOptions
+from lemma.data.load_rows import read_source
+from lemma.data.sources import ARITHMETIC, files_of
+from lemma.formats.chat import ChatFormat
+from lemma.formats.encode import encode_prompt
+from lemma.models.gguf_file import find_gguf
+from lemma.recipe import Recipe
 
 WRAPPED = "as the format writes them"
 VERBATIM = "word for word, as the rows have them"
@@ -27,10 +30,6 @@ def prompts_in_words(data: DataOptions) -> str:
 
 
 def _of_source(source: SourceOptions) -> str:
-    from lemma.core.types import Demonstration
-    from lemma.data.load_rows import read_source
-    from lemma.data.sources import ARITHMETIC, files_of
-
     usual = VERBATIM if source.verbatim else WRAPPED
     try:
         if source.source == ARITHMETIC or not files_of(source):
@@ -47,8 +46,6 @@ def _of_source(source: SourceOptions) -> str:
 
 def unused_template(recipe: Recipe) -> list[str]:
     """A sentence where a recipe names no format, so that a model which has a chat template is not asked by it."""
-    from lemma.formats.chat import ChatFormat
-
     if "format" in recipe.model_fields_set or isinstance(recipe.format, ChatFormat):
         return []
     path = recipe.model.tokenizer or recipe.model.path
@@ -70,23 +67,18 @@ def _has_template(folder: Path) -> bool:
         return False
 
 
-def try_prompt(recipe: Recipe) -> bool:
-    """Encode one prompt where the tokenizer is on this machine, and say what is odd about it. False if it fails."""
-    from lemma.models.gguf_file import find_gguf
-
+def prompt_trouble(recipe: Recipe) -> str | None:
+    """Why no prompt can be encoded, where the tokenizer is on this machine; warnings say what is odd about it."""
     path = recipe.model.tokenizer or recipe.model.path
     if path == "tiny":
-        return True
+        return None
     try:
         folder, files = Path(path).expanduser(), ("config.json", "tokenizer_config.json")
         if not any((folder / file).is_file() for file in files) and find_gguf(path) is None:
-            return True
-        from lemma.core.types import Message, Problem
-        from lemma.formats.encode import encode_prompt
+            return None
         from lemma.models.load_model import load_tokenizer
 
         encode_prompt(recipe.format, Problem((Message("user", "?"),)), load_tokenizer(path))
     except UserError as error:
-        print(f"\nwarning: {error}")
-        return False
-    return True
+        return str(error)
+    return None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lemma.core.errors import UserError
-
-if TYPE_CHECKING:
-    from lemma.cli.plan_data import Amount
-    from lemma.models.memory import MemoryPlan, Shape
-    from lemma.models.model_options import ModelOptions, Precision
-    from lemma.recipe import Recipe
-    from lemma.runs.run_options import StageOptions
+from lemma.core.host_memory import host_memory
+from lemma.learning.learning_options import MOMENTS
+from lemma.models.fitting import BUDGETS, GPU_BUDGETS, LEAST_BUDGET, host_budget
+from lemma.models.gguf_file import find_gguf, read_header
+from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, plan_speaker
+from lemma.models.model_options import ModelOptions, Precision
+from lemma.planning.data_amounts import Amount, amount_of, sequences_of
+from lemma.planning.hub_needs import kept_config
+from lemma.recipe import Recipe
+from lemma.runs.run_options import StageOptions
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
 @dataclass(frozen=True)
@@ -33,33 +38,23 @@ def plan_stage(
     recipe: Recipe, stage: StageOptions, shape: Shape, amount: Amount | None, *, on_cpu: bool, budget: int | None
 ) -> Planned:
     """The plan of a stage; with `budget` in place of the recipe's where that is given."""
-    from lemma.cli.plan_data import sequences_of
-    from lemma.core.host_memory import host_memory
-    from lemma.learning.learning_options import MOMENTS
-    from lemma.models.fitting import host_budget
-    from lemma.models.memory import plan_training
-
-    model, moments = recipe.model, MOMENTS[stage.optim.name]
-    precision: Precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
-    beside = stage.models_beside(has_adapter=recipe.model.lora is not None)
+    model, has_adapter = recipe.model, recipe.model.lora is not None
+    precision: Precision = "fp32" if on_cpu and model.precision is None else precision_of(model)
     learners = recipe.cluster.learners
-    slots = recipe.cluster.slots_for(learners)
     most = stage.batch.planned_budget
     if on_cpu:
-        memory = host_memory() / max(slots, learners)
-        most = host_budget(shape, model, precision, memory, moments=moments, **beside)
+        memory = host_memory() / max(recipe.cluster.slots_for(learners), learners)
+        beside = stage.models_beside(has_adapter=has_adapter)
+        most = host_budget(shape, model, precision, memory, moments=MOMENTS[stage.optim.name], **beside)
     limit = budget or stage.batch.token_budget or most
     tokens = (amount and amount.pack(limit, sequences_of(stage))) or limit
-    layout: dict[str, Any] = {"slots": -(-slots // learners), "on_cpu": on_cpu}
-    plan = plan_training(shape, model, precision, tokens, moments=moments, **layout).beside(**beside)
+    layout: dict[str, Any] = {"slots": recipe.cluster.slots_of_one(learners), "on_cpu": on_cpu}
+    plan = stage.plan_update(shape, model, precision, tokens, has_adapter=has_adapter, **layout)
     return Planned(plan, tokens, limit, most, precision)
 
 
 def memory_in_words(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
-    from lemma.models.memory import plan_speaker
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
     model, shape = recipe.model, shape_of(recipe.model)
     if isinstance(shape, str):
         return shape
@@ -92,8 +87,6 @@ def memory_warnings(
     Where the recipe leaves the device open, a machine without a GPU may only be the one that plans: a budget has to be
     named. Without `amounts`, the data are measured where a pack of the whole budget would be too large.
     """
-    from lemma.cli.plan_data import amount_of
-
     shape, device = shape_of(recipe.model), recipe.run.device
     if isinstance(shape, str):
         return []
@@ -114,9 +107,6 @@ def memory_warnings(
 
 
 def _too_large(recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -> str | None:
-    from lemma.core.host_memory import host_memory
-    from lemma.models.memory import GIB
-
     stage, learners, memory = recipe.stages[name], recipe.cluster.learners, host_memory()
     planned = plan_stage(recipe, stage, shape, amount, on_cpu=True, budget=None)
     needed = learners * planned.memory.total
@@ -135,10 +125,6 @@ def _too_large(recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -
 def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -> str | None:
     """As above, for the least that a run can make of it: all blocks are recomputed where the recipe leaves that open,
     as much is sharded as it allows, and without a budget of the recipe's own packs are the smallest."""
-    from lemma.cli.plan_data import sequences_of
-    from lemma.models.memory import GIB
-    from lemma.models.update_fit import BUDGETS, LEAST, SMALLER
-
     stage, cluster = recipe.stages[name], recipe.cluster
     learners = max(1, (cluster.ranks or len(gpus)) - cluster.speakers)
     memory, named = min(gpus[: cluster.ranks or None]), stage.batch.token_budget
@@ -147,11 +133,11 @@ def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shap
         tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
         return _least_on_gpu(recipe, stage, shape, tokens, learners)
 
-    most = needed(named or LEAST)
+    most = needed(named or LEAST_BUDGET)
     if most <= memory:
         return None
     fix = "take a smaller model or shorter sequences" if recipe.model.lora else "take a smaller model, or `model.lora`"
-    lower = [budget for budget in (*BUDGETS, *SMALLER) if budget < (named or 0) and needed(budget) <= memory]
+    lower = [budget for budget in (*GPU_BUDGETS, *BUDGETS) if budget < (named or 0) and needed(budget) <= memory]
     if lower:
         fix = f"lower stages.{name}.batch.token_budget to {max(lower)}"
     needs = "needs at least" if named is None else "needs" if amount and amount.lengths else "needs up to"
@@ -160,27 +146,26 @@ def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shap
 
 def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int, learners: int) -> float:
     """Bytes of an update of so many tokens at a time on one of these ranks."""
-    from lemma.learning.learning_options import MOMENTS
-    from lemma.models.memory import SHARDS, plan_training
-
     model, cluster = recipe.model, recipe.cluster
     shards = ("none",) if learners == 1 else SHARDS if cluster.shard == "auto" else (cluster.shard,)
     plans = [
-        plan_training(
-            shape, model, model.precision or ("fp32" if model.path == "tiny" else "bf16"), tokens,
-            moments=MOMENTS[stage.optim.name], ranks=learners, shard=shard,
-            slots=-(-cluster.slots_for(learners) // learners),
+        stage.plan_update(
+            shape, model, precision_of(model), tokens, has_adapter=model.lora is not None,
+            ranks=learners, shard=shard, slots=cluster.slots_of_one(learners),
             recomputed=shape.layers if model.checkpointing is None else None,
         )
         for shard in shards
     ]  # fmt: skip
-    return min(plan.beside(**stage.models_beside(has_adapter=recipe.model.lora is not None)).total for plan in plans)
+    return min(plan.total for plan in plans)
+
+
+def precision_of(model: ModelOptions) -> Precision:
+    """What a GPU computes in."""
+    return model.precision or ("fp32" if model.path == "tiny" else "bf16")
 
 
 def shape_of(model: ModelOptions) -> Shape | str:
     """The shape of a model, or why it is not known without fetching anything."""
-    from lemma.models.memory import Shape
-
     if model.path == "tiny":
         return Shape.of_tiny(model.tiny)
     file = None
@@ -210,9 +195,6 @@ def head_size(model: ModelOptions) -> int | None:
 
 def config_file(model: ModelOptions) -> Path | None:
     """The file of a model on this machine that tells its shape: its own, or what the hub's client has kept."""
-    from lemma.cli.plan_hub import kept_config
-    from lemma.models.gguf_file import find_gguf
-
     file = Path(model.path).expanduser() / "config.json"
     if file.is_file():
         return file
@@ -220,10 +202,6 @@ def config_file(model: ModelOptions) -> Path | None:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    import json
-
-    from lemma.models.gguf_file import read_header
-
     if file.name == "config.json":
         return dict(json.loads(file.read_text(encoding="utf-8")))
     return read_header(file).config()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lemma.core.errors import UserError
 from lemma.core.hub_access import is_offline, looks_like_path, notice_offline
-
-if TYPE_CHECKING:
-    from lemma.data.data_options import SourceOptions
-    from lemma.models.model_options import ModelOptions
-    from lemma.recipe import Recipe
+from lemma.data.data_options import DataOptions, SourceOptions, journal_place
+from lemma.data.hub import hub_errors
+from lemma.data.sources import BUILT_IN, files_of, hub_name
+from lemma.evaluation.benchmarks import OF_ENVIRONMENT, find_benchmark, source_of
+from lemma.models.model_options import ModelOptions
+from lemma.models.places import TINY, resolve
+from lemma.recipe import Recipe
 
 CONFIG = "config.json"
 
@@ -51,8 +52,6 @@ def missing(recipe: Recipe, names: Iterable[str]) -> Iterator[str]:
 
 
 def _ask_for_model(model: ModelOptions) -> None:
-    from lemma.models.places import TINY, resolve
-
     if model.path == TINY:
         return
     if Path(resolve(model.path)).exists() or kept_config(model) is not None:
@@ -65,18 +64,12 @@ def _ask_for_model(model: ModelOptions) -> None:
         )
     from huggingface_hub import hf_hub_download
 
-    from lemma.data.hub import hub_errors
-
     with hub_errors("model", model.path, model.revision):
         hf_hub_download(model.path, CONFIG, revision=model.revision)
 
 
 def _hub_sources(recipe: Recipe, name: str) -> Iterator[tuple[str, SourceOptions]]:
     """What a stage reads from the hub, in words and as a source."""
-    from lemma.data.data_options import DataOptions, journal_place
-    from lemma.data.sources import BUILT_IN, files_of
-    from lemma.evaluation.benchmarks import OF_ENVIRONMENT, find_benchmark, source_of
-
     stage = recipe.stages[name]
     sources: list[tuple[str, SourceOptions]] = []
     validation = getattr(stage, "validation", None)
@@ -105,8 +98,6 @@ def _hub_sources(recipe: Recipe, name: str) -> Iterator[tuple[str, SourceOptions
 
 
 def _dataset_trouble(what: str, source: SourceOptions) -> str | None:
-    from lemma.data.sources import hub_name
-
     name = hub_name(source).path
     notice_offline()
     if is_offline():
@@ -114,8 +105,6 @@ def _dataset_trouble(what: str, source: SourceOptions) -> str | None:
             return None
         return f"{what}: the dataset {name} is not on this machine and the hub is switched off or out of reach"
     from huggingface_hub import HfApi
-
-    from lemma.data.hub import hub_errors
 
     try:
         with hub_errors("dataset", name, source.revision):

@@ -1,22 +1,21 @@
-"""`lemma plan RECIPE --ranks 8 --gpu h100-80`: memory of a rank for each `shard`, what fits, and computed times."""
+"""A recipe on so many GPUs of a kind: memory of a rank for each `shard`, what fits, and computed times."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from lemma.core.errors import UserError
-
-if TYPE_CHECKING:
-    from lemma.cli.parser import Parser
-    from lemma.cli.plan_data import Amount
-    from lemma.models.gpus import Gpu
-    from lemma.models.memory import MemoryPlan, Shape
-    from lemma.models.step_time import StepWork
-    from lemma.recipe import Recipe
-    from lemma.runs.run_options import StageOptions
+from lemma.models import step_time as rates
+from lemma.models.fitting import guess_shape
+from lemma.models.gpus import GPUS_A_MACHINE, NETWORK_RATE, Gpu, find_gpu
+from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, lora_parameters, plan_speaker
+from lemma.models.step_time import StepWork
+from lemma.planning.data_amounts import Amount, amount_of, sequences_of
+from lemma.planning.stage_memory import shape_of
+from lemma.recipe import Recipe
+from lemma.runs.run_options import StageOptions
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 DEFAULT_GPU = "h100-80"
 # Of a GPU's memory; the rest is left to libraries and communication.
@@ -24,36 +23,20 @@ USABLE = 0.95
 NOTHING_FITS = "Nothing fits"
 
 
-def add_arguments(parser: Parser) -> None:
-    parser.add_argument("--ranks", metavar="N", type=int, help="plan for so many GPUs, one rank each")
-    parser.add_argument("--gpu", metavar="NAME", help=f"which GPUs: a100-80, h200-141, ... (default {DEFAULT_GPU})")
-    parser.add_argument("--length", metavar="TOKENS", type=int, help="tokens of a sequence, where no file tells them")
-
-
-def rank_lines(recipe: Recipe, args: argparse.Namespace) -> list[str]:
-    """The table of every stage, where `--ranks` or `--gpu` asks for it."""
-    if args.ranks is None and args.gpu is None:
+def rank_lines(recipe: Recipe, ranks: int | None, gpu: str | None, length: int | None) -> list[str]:
+    """The table of every stage, where a number of ranks or a GPU asks for it."""
+    if ranks is None and gpu is None:
         return []
     speakers = recipe.cluster.speakers
-    ranks = recipe.cluster.ranks or 1 + speakers if args.ranks is None else args.ranks
-    for name, value in (("--ranks", ranks), ("--length", args.length)):
+    count = recipe.cluster.ranks or 1 + speakers if ranks is None else ranks
+    for name, value in (("--ranks", count), ("--length", length)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value}: a number of at least 1 is wanted", fix=f"write {name} 8")
-    if speakers >= ranks:
-        raise UserError(
-            f"--ranks {ranks} leaves nobody to learn next to {speakers} speaker{'s' * (speakers != 1)}",
-            fix=f"write --ranks {speakers + 1} or more",
-        )
-    return list(describe_ranks(recipe, ranks, args.gpu or DEFAULT_GPU, args.length))
+    recipe.cluster.check_ranks(count)
+    return list(describe_ranks(recipe, count, gpu or DEFAULT_GPU, length))
 
 
 def describe_ranks(recipe: Recipe, ranks: int, gpu_name: str, length: int | None = None) -> Iterator[str]:
-    from lemma.cli.plan_data import amount_of
-    from lemma.cli.plan_memory import shape_of
-    from lemma.models import step_time as rates
-    from lemma.models.fitting import guess_shape
-    from lemma.models.gpus import GPUS_A_MACHINE, NETWORK_RATE, find_gpu
-
     gpu = find_gpu(gpu_name)
     shape = shape_of(recipe.model)
     yield f"\n{ranks} x {gpu_name}: {gpu.memory_gib:g} GiB, {gpu.matrix_rate / 1e12:g} TFLOP/s in bf16"
@@ -113,8 +96,6 @@ class _Row:
         return self.work.generation_seconds(self.gpu, ranks, self.room, self.plan.cache_per_token)
 
     def __str__(self) -> str:
-        from lemma.models.memory import GIB
-
         plan = self.plan
         state = plan.weights + plan.optimiser + plan.critic + plan.reference
         shown = f"  {self.shard:<11}{state / GIB:>8.1f}{(plan.total - state) / GIB:>8.1f}{plan.total / GIB:>8.1f}"
@@ -148,9 +129,6 @@ def _stage_table(
     amount: Amount | None,
     length: int | None,
 ) -> Iterator[str]:
-    from lemma.models.memory import SHARDS
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
     is_rl = isinstance(stage, ReinforcementOptions)
     work = _work(recipe, stage, shape, ranks, amount.lengths if amount else (), length)
     rows = [_row(recipe, stage, shape, work, gpu, ranks, shard) for shard in SHARDS]
@@ -173,10 +151,6 @@ def _stage_table(
 
 def _row(recipe: Recipe, stage: StageOptions, shape: Shape, work: StepWork, gpu: Gpu, ranks: int, shard: str) -> _Row:
     """Where the recipe leaves it open, activations are recomputed if nothing fits otherwise."""
-    from dataclasses import replace
-
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
     is_rl = isinstance(stage, ReinforcementOptions)
     row = _Row(shard, _plan(recipe, stage, shape, ranks, shard, work.pack), work, gpu, ranks, is_rl)
     if is_rl and recipe.cluster.speakers:
@@ -192,8 +166,6 @@ def _room(plan: MemoryPlan, gpu: Gpu) -> float:
 
 
 def _speaker_plan(recipe: Recipe, shape: Shape) -> MemoryPlan:
-    from lemma.models.memory import plan_speaker
-
     return plan_speaker(shape, recipe.model, recipe.model.precision or "bf16")
 
 
@@ -212,34 +184,17 @@ def _plan(
     recomputed: int | None = None,
 ) -> MemoryPlan:
     """The memory of one rank, in bf16 where the recipe does not say."""
-    from lemma.learning.learning_options import MOMENTS
-    from lemma.models.memory import plan_training
-
-    model, moments = recipe.model, MOMENTS[stage.optim.name]
-    precision = model.precision or "bf16"
-    plan = plan_training(
-        shape,
-        model,
-        precision,
-        pack,
-        moments=moments,
-        ranks=ranks,
-        slots=-(-recipe.cluster.slots_for(ranks) // ranks),
-        shard=shard,
-        recomputed=recomputed,
-    )
-    return plan.beside(**stage.models_beside(has_adapter=model.lora is not None))
+    model, slots = recipe.model, recipe.cluster.slots_of_one(ranks)
+    return stage.plan_update(
+        shape, model, model.precision or "bf16", pack, has_adapter=model.lora is not None,
+        ranks=ranks, slots=slots, shard=shard, recomputed=recomputed,
+    )  # fmt: skip
 
 
 def _work(
     recipe: Recipe, stage: StageOptions, shape: Shape, ranks: int, known: Sequence[int], length: int | None
 ) -> StepWork:
     """A step by the lengths of the data or `--length`; where neither is known, a full pack on every rank."""
-    from lemma.cli.plan_data import sequences_of
-    from lemma.models.memory import lora_parameters
-    from lemma.models.step_time import StepWork
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
     model, budget = recipe.model, stage.batch.planned_budget
     mean, longest = length or (sum(known) / len(known) if known else 0), max(known, default=0)
     samples, prompt, response = 0, 0.0, 0.0

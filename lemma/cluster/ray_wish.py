@@ -1,40 +1,29 @@
-"""`lemma train --ray`: what a recipe wants of a Ray cluster."""
+"""What a recipe wants of a Ray cluster."""
 
 from __future__ import annotations
 
-import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lemma.cluster.ray_launch import RayWish
+from lemma.engines.vllm.vllm_options import VllmOptions
+
 if TYPE_CHECKING:
-    from lemma.cluster.ray_launch import RayWish
-    from lemma.engines.vllm.vllm_options import VllmOptions
     from lemma.recipe import Recipe
 
 
-def run_on_ray(recipe: Recipe, args: argparse.Namespace) -> int:
-    from lemma.cluster.ray_launch import launch_on_ray
-
-    return launch_on_ray(wish_of(recipe, args))
-
-
-def wish_of(recipe: Recipe, args: argparse.Namespace) -> RayWish:
-    """One rank for each GPU of the cluster that no server has, or as many as the recipe or `--ranks` says."""
-    from lemma.cluster.ray_launch import RayWish
-
-    arguments = ["train", str(Path(args.recipe).resolve())]
-    arguments += [f"--set={one}" for one in args.overrides]
-    arguments += [f"--{name}={stage}" for name in ("skip", "only") for stage in getattr(args, name)]
-    arguments += ["--extend"] if args.extend else []
+def wish_of(recipe: Recipe, arguments: Sequence[str], ranks: int | None, *, fresh: bool) -> RayWish:
+    """So many ranks, or as many as the recipe says, or one for each GPU of the cluster that no server has."""
     apart = {name: options for name, options in _vllm_stages(recipe).items() if isinstance(options.servers, int)}
     count = max((int(options.servers) for options in apart.values()), default=0)  # type: ignore[arg-type]
     first = next(iter(apart.values()), None)
     server = [] if first is None else _server_arguments(recipe, first)
     return RayWish(
         arguments=arguments,
-        fresh=args.fresh,
-        ranks=getattr(args, "ranks", None) or recipe.cluster.ranks,
+        fresh=fresh,
+        ranks=ranks or recipe.cluster.ranks,
         least=1 + recipe.cluster.speakers,
         wants_gpus=recipe.run.device != "cpu",
         restarts=recipe.cluster.restarts,
@@ -46,8 +35,6 @@ def wish_of(recipe: Recipe, args: argparse.Namespace) -> RayWish:
 
 def _vllm_stages(recipe: Recipe) -> dict[str, VllmOptions]:
     """Stages whose samples come from vLLM servers."""
-    from lemma.engines.vllm.vllm_options import VllmOptions
-
     stages = {}
     for name, stage in recipe.stages.items():
         options = getattr(getattr(stage, "rollout", None), "engine", None)

@@ -1,4 +1,4 @@
-"""`lemma env test appworld`: is it installed, how are its worlds confined, does a task run and can it be judged."""
+"""A trial of AppWorld: is it installed, how are its worlds confined, does a task run and can it be judged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments.appworld import AppWorldOptions
+from lemma.environments.environment import Utterance
 
 LOOK = "```python\nprint(apis.supervisor.show_active_task()['instruction'])\n```"
 PEEK = (
@@ -20,16 +21,8 @@ HOST = "```python\nposix = __import__('posix')\nprint('read', posix.read(posix.o
 GIVE_UP = "```python\napis.supervisor.complete_task(status='fail')\n```"
 
 
-def run(overrides: Sequence[str]) -> int:
-    """Print one line for each thing that was tried; 1 where one of them is wrong."""
-    good = True
-    for is_right, line in _lines(_options(overrides)):
-        print(f"{'ok   ' if is_right else 'WRONG'} {line}")
-        good &= is_right
-    return 0 if good else 1
-
-
-def _options(overrides: Sequence[str]) -> AppWorldOptions:
+def options_of(overrides: Sequence[str]) -> AppWorldOptions:
+    """What `name=value` sets."""
     values: dict[str, str] = {}
     for one in overrides:
         name, is_given, value = one.partition("=")
@@ -43,7 +36,8 @@ def _options(overrides: Sequence[str]) -> AppWorldOptions:
         raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _lines(options: AppWorldOptions) -> Iterator[tuple[bool, str]]:
+def try_appworld(options: AppWorldOptions) -> Iterator[tuple[bool, str]]:
+    """One line for each thing that was tried, and whether it is as it should be."""
     options.check()
     splits = sorted(path.stem for path in (options.folder / "data" / "datasets").glob("*.txt"))
     counts = {split: len(options.problems(split)) for split in splits}
@@ -52,8 +46,6 @@ def _lines(options: AppWorldOptions) -> Iterator[tuple[bool, str]]:
 
 
 def _played(options: AppWorldOptions, problem: Problem) -> Iterator[tuple[bool, str]]:
-    from lemma.environments.environment import Utterance
-
     world = options.make()
     begin = time.perf_counter()
     world.reset(problem, 0)

@@ -1,4 +1,5 @@
-"""What is incompatible with weights sharded across the ranks. Imports no torch: a dry run stays fast."""
+"""What stages cannot do with weights sharded across the ranks, or while responses continue over updates. Imports no
+torch: a dry run stays fast."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError
 from lemma.engines.engine_options import NativeOptions, VllmEngineOptions
+from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.models.model_options import ModelOptions
 from lemma.runs.run_options import StageOptions
 
@@ -58,3 +60,21 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
         f"leaves no whole weights in the ranks that learn for the {engine.name} engine of stages.{name}",
         "write `rollout.engine: {name: vllm, mode: server}`, or `cluster.speakers: 1` for the native engine",
     )
+
+
+def check_flying(stages: Mapping[str, StageOptions]) -> None:
+    """Refuse `rollout.lag: flying` for engines whose responses cannot continue after an update."""
+    for name, stage in stages.items():
+        rollout = getattr(stage, "rollout", None)
+        if rollout is None or rollout.lag != "flying":
+            continue
+        engine = rollout.engine
+        updates_in_flight = isinstance(engine, NativeOptions) or (
+            isinstance(engine, VllmOptions) and engine.has_own_devices
+        )
+        if not updates_in_flight:
+            who = f"responses of the engine {engine.name}"
+            raise UserError(
+                f"stages.{name}.rollout.lag: flying: {who} cannot continue after an update",
+                fix="write `engine: native`, vLLM with `mode: server`, or `lag: 1`",
+            )
