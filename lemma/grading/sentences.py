@@ -110,7 +110,7 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
         )
         if not worked:
             return "question"
-    if first.text.lower() == "to" and "asks" in kept[1].parts and not any("=" in t.text for t in kept):
+    if first.text.lower() == "to" and any("asks" in t.parts for t in kept[1:2]) and not any("=" in t.text for t in kept):
         return "remark"
     if "aside" in first.parts and not any(t.text == "," for t in kept):
         return "remark"
