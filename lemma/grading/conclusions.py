@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from lemma.grading.conditions import read_condition
 from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import Lexeme
-from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object, read_one
+from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object, read_one, skip_light
 from lemma.grading.spelt import spelt_number
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
@@ -48,6 +48,8 @@ class Clause:
 
     kind: str
     word: str = ""
+    verb: bool = False
+    reason: bool = False
     values: list[tuple[int, Stated]] = field(default_factory=list)
 
     def best(self, least: int) -> Stated | None:
@@ -140,7 +142,7 @@ def _divide(clauses: list[Clause], token: Lexeme) -> None:
         clauses.append(Clause("main"))
     elif token.text in ",，":
         first = kind == "leading"
-        clauses.append(Clause("main" if first else "sub" if kind == "sub" else "comma"))
+        clauses.append(Clause("main" if first else "sub" if kind == "sub" else "comma", reason=clauses[-1].reason))
     elif token.text in ("—", "–", "--", "-"):
         clauses.append(Clause("sub" if clauses[-1].values else "main"))
 
@@ -150,10 +152,15 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     parts, low = tokens[place].parts, tokens[place].text.lower()
     begun = any(t.kind != "mark" and not is_light(t) for t in tokens[:place] if t.kind != "punct")
     before = tokens[place - 1] if place else None
+    if _is_predicate(clauses, tokens, place):
+        clauses.append(Clause("main", verb=True))
+        return
+    if parts & {"be", "has"} and tokens[place + 1 : place + 2] and tokens[place + 1].text != "that":
+        clauses[-1].verb = True
     if "so" in parts and not _continues(clauses[-1], parts, low, before):
         clauses.append(Clause("so", low))
     elif low in _CONJUNCTIONS and any(c.values for c in clauses) and _has_clause(tokens, place, low, before):
-        clauses.append(Clause("sub", low))
+        clauses.append(Clause("sub", low, reason="aside" in parts or low in _REASONS))
     elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
         clauses.append(Clause("main"))
     elif (low in _PARTICIPLES and "so" in parts) or (
@@ -177,13 +184,24 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         ):
             clauses.append(Clause("which"))
         else:
-            clauses.append(Clause("sub", low))
+            clauses.append(Clause("sub", low, reason="aside" in parts or low in _REASONS))
     elif "be" in parts and clauses[-1].kind == "sub" and clauses[-1].word == "not" and "'" in low:
         clauses.append(Clause("main"))
     elif low == "to" and place + 1 < len(tokens) and tokens[place + 1].kind == "word" and clauses[-1].values:
         clauses.append(Clause("sub"))
 
 
+def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bool:
+    """Whether the verb of the sentence is here, after a clause within its subject: the number of people who won is 4."""
+    within = clauses[-1].kind == "sub" and not clauses[-1].reason
+    if not within or not tokens[place].parts & {"be", "has"} or any(c.verb for c in clauses if c.kind != "sub"):
+        return False
+    after, negated = skip_light(tokens, place + 1, False)
+    found = None if negated else read_object(tokens, after, "")
+    return found is not None and ends_member(tokens, found.after)
+
+
+_REASONS = frozenset({"as", "for", "although", "though", "while", "whereas", "so that"})
 _CONJUNCTIONS = frozenset(
     {
         "as",

@@ -247,8 +247,10 @@ def _hash(text: str) -> Extraction | None:
     if place < 0:
         return None
     rest = text[place + 4 :].strip()
-    line = rest.partition("\n")[0].strip()
+    line, _, more = (part.strip() for part in rest.partition("\n"))
     labelled = stated(rest[:1_000]) if nouns_in(line.lower()) else None
+    if labelled is None and more and (_is_words(line) or is_prose(line)):
+        return None  # a heading
     return Extraction((labelled[0] if labelled else line) or None, "hash")
 
 

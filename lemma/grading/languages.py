@@ -83,7 +83,7 @@ ENGLISH = Wording(
     "except",
     joins="and|or|&|and also",
     asks="will now|problem says|question says|problem states|question states|are told|"
-    "what|how|why|who|when|where|find|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
+    "what|how|why|who|find|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
     "asks|asked|how many|how much|want to find|need to find|goal is|is to|problem is|let|given|prove|show|"
     "consider|write|round|give|enter|state|choose|select|pick|assume|can|could|do|does|would|is|are|which",
     supposes="if|suppose|supposing|assume|assuming|whether|unless|imagine|were|might|may|could|perhaps|maybe|check|"
@@ -92,7 +92,7 @@ ENGLISH = Wording(
     chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
     correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
-    "why|where|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
+    "why|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
     "in detail|for example|for comparison|this is|this uses|this holds|i used|we used|details|alternatively|"
     "hint|that is because|that's because|it's because|steps|working|reasoning|i hope|hope|it follows from|"
     "source|sanity check",
