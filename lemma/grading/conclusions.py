@@ -49,6 +49,7 @@ class Clause:
     kind: str
     word: str = ""
     verb: bool = False
+    denies: bool = False
     reason: bool = False
     values: list[tuple[int, Stated]] = field(default_factory=list)
 
@@ -58,6 +59,8 @@ class Clause:
         if top < least:
             return None
         among = [value for rank, value in self.values if rank == top]
+        if top == CIRCUMSTANCE and (len(among) > 1 or self.denies):
+            return None
         return among[0] if top == AFTER_VERB else among[-1]
 
 
@@ -155,6 +158,7 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     if _is_predicate(clauses, tokens, place):
         clauses.append(Clause("main", verb=True))
         return
+    clauses[-1].denies |= "no" in parts
     if parts & {"be", "has"} and tokens[place + 1 : place + 2] and tokens[place + 1].text != "that":
         clauses[-1].verb = True
     if "so" in parts and not _continues(clauses[-1], parts, low, before):

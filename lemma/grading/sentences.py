@@ -34,7 +34,7 @@ def concluded(text: str) -> Stated | None:
     spans = [(a, b) for a, b in pairwise(ends) if tail[a:b].strip(" \t\n*_#-")]
     asked = False
     for number, (begin, end) in enumerate(reversed(spans[-_SENTENCES:])):
-        tokens = lex(tail, begin, end)
+        tokens = _after_number(lex(tail, begin, end))
         kind = _kind(tokens, tail[begin:end])
         if number == 0 and kind == "empty" and _breaks_off(tokens, tail):
             return None
@@ -44,13 +44,12 @@ def concluded(text: str) -> Stated | None:
             continue
         if number == 0 and _cut_off(tokens, tail, spans[-2][1] if len(spans) > 1 else 0):
             return None
-        content = _after_number(tokens)
-        if asked and not _concludes(content):
+        if asked and not _concludes(tokens):
             continue
-        found = conclude(content, tail)
+        found = conclude(tokens, tail)
         if found is not None:
             return _with_items_before(found, spans[: len(spans) - number], tail)
-        if any(token.is_value for token in content) and not asked:
+        if any(token.is_value for token in tokens) and not asked:
             return None
     return None
 
@@ -74,6 +73,8 @@ _ITEM = re.compile(r"[-*•]\s+[*$\\(]*([A-Za-z])\s*=\s*([^=*$,]{1,40}?)(?:\\\))
 def _after_number(tokens: list[Lexeme]) -> list[Lexeme]:
     """The tokens of a sentence after the number that it has in a list."""
     kept = [t for t in tokens if t.kind != "mark"]
+    if len(kept) > 3 and "numbered" in kept[0].parts and kept[2].text in ".:":
+        return tokens[tokens.index(kept[2]) + 1 :]
     if (
         len(kept) > 3
         and kept[0].kind == "value"
