@@ -127,7 +127,9 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
         if found is None or compares(tokens, found.after) or _said_correct(tokens, place) is False:
             place += 1
             continue
-        clauses[-1].values.append((rank(tokens, place, bold), found))
+        subject = tokens[found.after : found.after + 1]
+        within = clauses[-1].kind != "sub" and clauses[-1].verb and subject and "be" in subject[0].parts
+        clauses[-1].values.append((CIRCUMSTANCE if within else rank(tokens, place, bold), found))
         place = max(found.after, place + 1)
     return clauses
 
@@ -196,9 +198,12 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
 
 
 def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bool:
-    """Whether the verb of the sentence is here, after a clause within its subject: the number of people who won is 4."""
+    """Whether the verb of the sentence is here, after a clause within its subject, "the number of people who won is 4", or is the
+    second one: "is reached at 3 and equals 8"."""
     within = clauses[-1].kind == "sub" and not clauses[-1].reason
-    if not within or not tokens[place].parts & {"be", "has"} or any(c.verb for c in clauses if c.kind != "sub"):
+    if not within or not tokens[place].parts & {"be", "has"}:
+        return False
+    if any(c.verb for c in clauses if c.kind != "sub") and "joins" not in tokens[place - 1].parts:
         return False
     after, negated = skip_light(tokens, place + 1, False)
     found = None if negated else read_object(tokens, after, "")
@@ -289,7 +294,8 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
         if not leads and (before is None or "so" in before.parts) and ends_member(tokens, place + 1):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
-    vague = token.text.lower() in ("one", "zero") and not ends_member(tokens, place + 1)
+    counted = place and tokens[place - 1].text.lower() in ("only", "exactly", "just")
+    vague = token.text.lower() in ("one", "zero") and not counted and not ends_member(tokens, place + 1)
     if leads and not vague and spelt_number(token.text) is not None:
         return Stated(str(spelt_number(token.text)), place + 1, "value")
     return None

@@ -72,7 +72,7 @@ ENGLISH = Wording(
     "except|unlike|as opposed to|compared to|so that|in order to|however|hence|therefore|thus|so|then|"
     "inasmuch as|seeing|out of|than|via|corresponding|depending|derived|computed|calculated|as long as|"
     "such that|on account of|for the reason that|and not|and hence|and so|and therefore|and thus|in view of|"
-    "in light of|without|in contrast to|contrary to|despite|excluding",
+    "equivalently|in light of|without|in contrast to|contrary to|despite|excluding",
     so="so|thus|hence|therefore|consequently|accordingly|finally|altogether|in total|in all|then|overall|"
     "in conclusion|to conclude|ultimately|in summary|together|and so|and hence|and thus|and therefore|"
     "this means|this gives|that means|as a result|we conclude|it follows|which means|this leaves|conclusion|"
@@ -95,7 +95,7 @@ ENGLISH = Wording(
     "why|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
     "in detail|for example|for comparison|this is|this uses|this holds|i used|we used|details|alternatively|"
     "hint|that is because|that's because|it's because|steps|working|reasoning|i hope|hope|it follows from|"
-    "source|sanity check",
+    "source|sanity check|checking|confirming|this ensures|this confirms|this satisfies|this matches",
     numbered="step|case|part|equation|figure|question|problem|method|page|chapter|example|exercise|day|week|year|"
     "grade|number|q|line|row|column|section|stage|round|level|room|class|group|version|theorem|lemma",
     has="has|have|had|gets|get|got|needs|need|costs|cost|gives|makes|make|contains|holds|pays|pay|earns|owes|keeps|"

@@ -65,6 +65,7 @@ _WORD = re.compile(
     r"\u0900-\u0963\u0966-\u0dff]|-(?=[^\W\d_]))*[²³]?",
     re.IGNORECASE,
 )
+_IN_BASE = re.compile(r"\s\(?(?:in )?base[ -](?:\d{1,2}|[a-z]{3,8})\)?(?![\w.]\d)")
 _AREA = re.compile(r"(?<=\d)\s?([mskg])([²³])$")
 _TEMPERATURE = re.compile(r"(?<=\d)\s?°\s?[CF]$")
 _PLAIN = re.compile(r"[A-Za-zÀ-ÿ]{3,}(?=[\s.,;:!?]|$)")
@@ -162,7 +163,8 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
     if value is not None and _SIGNIFICANT.search(value[0]):
         said, after = _TEMPERATURE.sub("", _AREA.sub(_area, value[0].strip())), value.end()
         if not _GLUED.match(text, after):
-            return "value", said, after
+            base = _IN_BASE.match(text, after)
+            return ("value", said + base[0], base.end()) if base else ("value", said, after)
         glued = _GLUED.match(text, after)
         assert glued is not None
         if said[-1].isdigit() and glued[0][0] not in "-‑" and (is_unit(glued[0]) or glued[0] in _ORDINALS):

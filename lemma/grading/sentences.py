@@ -73,7 +73,7 @@ _ITEM = re.compile(r"[-*•]\s+[*$\\(]*([A-Za-z])\s*=\s*([^=*$,]{1,40}?)(?:\\\))
 def _after_number(tokens: list[Lexeme]) -> list[Lexeme]:
     """The tokens of a sentence after the number that it has in a list."""
     kept = [t for t in tokens if t.kind != "mark"]
-    if len(kept) > 3 and "numbered" in kept[0].parts and kept[2].text in ".:":
+    if len(kept) > 2 and "numbered" in kept[0].parts and kept[2].text in ".:":
         return tokens[tokens.index(kept[2]) + 1 :]
     if (
         len(kept) > 3
@@ -205,4 +205,4 @@ def introduced(text: str) -> bool:
     )
     if colon < len(tokens) - 1 and all(token.kind == "word" for token in tokens[:colon]):
         return True
-    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or is_light(tokens[0])
+    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or bool(tokens[0].parts & {"light", "has"})
