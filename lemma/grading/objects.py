@@ -233,7 +233,7 @@ def _same_number(first: str, second: str) -> bool:
 def _measures(tokens: list[Lexeme], place: int) -> bool:
     """Whether a word after a number is its unit; "in" is one only where nothing follows it."""
     low = tokens[place].text.lower()
-    return is_unit(low) and (low != "in" or place + 1 >= len(tokens) or tokens[place + 1].kind != "word")
+    return is_unit(low) and (low != "in" or place + 1 >= len(tokens) or tokens[place + 1].kind in ("punct", "mark"))
 
 
 def _option(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
