@@ -161,12 +161,15 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         clauses.append(Clause("main", verb=True))
         return
     clauses[-1].denies |= "no" in parts
+    if low == "that is" and before is not None and before.kind != "punct":
+        clauses.append(Clause("sub", low))
+        return
     if parts & {"be", "has"} and tokens[place + 1 : place + 2] and tokens[place + 1].text != "that":
         clauses[-1].verb = True
     if "so" in parts and not _continues(clauses[-1], parts, low, before):
         clauses.append(Clause("so", low))
     elif low in _CONJUNCTIONS and any(c.values for c in clauses) and _has_clause(tokens, place, low, before):
-        clauses.append(Clause("sub", low, reason="aside" in parts or low in _REASONS))
+        clauses.append(Clause("sub", low, reason=_gives_reason(parts, low, before)))
     elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
         clauses.append(Clause("main"))
     elif (low in _PARTICIPLES and "so" in parts) or (
@@ -190,7 +193,7 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         ):
             clauses.append(Clause("which"))
         else:
-            clauses.append(Clause("sub", low, reason="aside" in parts or low in _REASONS))
+            clauses.append(Clause("sub", low, reason=_gives_reason(parts, low, before)))
     elif "be" in parts and clauses[-1].kind == "sub" and clauses[-1].word == "not" and "'" in low:
         clauses.append(Clause("main"))
     elif low == "to" and place + 1 < len(tokens) and tokens[place + 1].kind == "word" and clauses[-1].values:
@@ -210,7 +213,12 @@ def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bo
     return found is not None and ends_member(tokens, found.after)
 
 
-_REASONS = frozenset({"as", "for", "although", "though", "while", "whereas", "so that"})
+def _gives_reason(parts: frozenset[str], low: str, before: Lexeme | None) -> bool:
+    after_comma = before is not None and before.text in ",，"
+    return "aside" in parts or low in _REASONS or (low == "as" and after_comma)
+
+
+_REASONS = frozenset({"for", "although", "though", "while", "whereas", "so that"})
 _CONJUNCTIONS = frozenset(
     {
         "as",

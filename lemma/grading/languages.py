@@ -55,7 +55,7 @@ ENGLISH = Wording(
     "reduces to|evaluates to|adds up to|add up to|sums to|drops to|falls to|rises to|increases to|decreases to|"
     "goes up to|rounds to|left with|leaves us with|leave us with|ends up with|end up with|"
     "it's|that's|there's|they're|i'm|amounts to|reads|stands at|"
-    "ought to be|that is|i get|we get|we obtain",
+    "ought to be|that is|i get|we get|we obtain|found to be|confirmed to be|determined to be|calculated to be",
     light="none other than|no other than|well|okay|ok|alright|"
     "the|a|an|to|be|it|that|this|these|there|they|we|i|you|so|then|thus|hence|therefore|of course|in fact|"
     "after all|definitely|simply|exactly|precisely|clearly|indeed|obviously|actually|certainly|always|also|"

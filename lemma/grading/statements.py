@@ -179,7 +179,7 @@ def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stat
     if words is None:
         return None
     inside = tokens[place : words.after]
-    if labelled and (goes_on or len(inside) > 6) and any(t.is_value or "be" in t.parts for t in tokens[place:end]):
+    if labelled and any(t.is_value or "be" in t.parts for t in tokens[place:end]):
         return Stated("", place, "heading")
     if not any(token.is_value for token in inside):
         number = spelt_number(words.text)
