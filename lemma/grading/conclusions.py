@@ -13,30 +13,23 @@ from dataclasses import dataclass, field
 from lemma.grading.conditions import read_condition
 from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import Lexeme
-from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object, read_one, skip_light
+from lemma.grading.names import names
+from lemma.grading.objects import (
+    COMPARISONS,
+    LETTER,
+    Stated,
+    compares,
+    ends_member,
+    is_light,
+    read_object,
+    read_one,
+    skip_light,
+)
 from lemma.grading.spelt import spelt_number
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
-_PARTICIPLES = frozenset({"leaving", "making", "giving", "therefore", "hence", "thus"})
-_COMPARED = frozenset(
-    {
-        "times",
-        "more",
-        "less",
-        "fewer",
-        "than",
-        "percent",
-        "%",
-        "of",
-        "half",
-        "per",
-        "greater",
-        "larger",
-        "smaller",
-        "older",
-        "younger",
-    }
-)
+_PARTICIPLES = frozenset(names("leaving making giving"))
+_COMPARED = COMPARISONS | frozenset(names("% of per percent than older younger"))
 
 
 CIRCUMSTANCE, PLAIN, AFTER_VERB, _BOLD = range(4)
@@ -201,8 +194,8 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
 
 
 def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bool:
-    """Whether the verb of the sentence is here, after a clause within its subject, "the number of people who won is 4", or is the
-    second one: "is reached at 3 and equals 8"."""
+    """Whether the verb of the sentence is here: after a clause within its subject, "the number of people who won is 4", or
+    as the second one, "is reached at 3 and equals 8"."""
     within = clauses[-1].kind == "sub" and not clauses[-1].reason
     if not within or not tokens[place].parts & {"be", "has"}:
         return False
@@ -219,24 +212,7 @@ def _gives_reason(parts: frozenset[str], low: str, before: Lexeme | None) -> boo
 
 
 _REASONS = frozenset({"for", "although", "though", "while", "whereas", "so that"})
-_CONJUNCTIONS = frozenset(
-    {
-        "as",
-        "since",
-        "for",
-        "after",
-        "before",
-        "until",
-        "بعد",
-        "قبل",
-        "après",
-        "avant",
-        "nach",
-        "después",
-        "dopo",
-        "após",
-    }
-)
+_CONJUNCTIONS = frozenset(names("as since for after before until بعد قبل après avant nach después dopo após"))
 _RESTATES = frozenset({"namely", "specifically", "viz"})
 _REACHES = frozenset({"found", "obtained", "reached", "computed", "calculated", "derived"})
 _PEOPLE = frozenset({"i", "we", "you", "he", "she", "it", "they"})
@@ -341,10 +317,7 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
         return CIRCUMSTANCE
     if token.bold and bold:
         return _BOLD
-    if (token.kind == "choice" or LETTER.fullmatch(token.text)) and _said_correct(tokens, place):
-        return _BOLD
     before = place - 1
-    total = False
     while before >= 0 and (
         tokens[before].kind == "mark"
         or is_light(tokens[before])
@@ -357,28 +330,13 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     if before < 0:
         return PLAIN
     leader = tokens[before]
-    if leader.text.lower() in _QUALIFIES:
-        leader = next((t for t in reversed(tokens[:before]) if t.kind != "mark" and not is_light(t)), leader)
     if leader.kind == "punct" and leader.text in "=":
         return AFTER_VERB
-    if leader.kind != "word":
-        return PLAIN
-    if leader.text.lower() == "of" and before and tokens[before - 1].text.lower() in _TOTALS:
-        total = True
     if leader.parts & {"be", "has"} and not leader.parts & {"at"}:
         return AFTER_VERB
-    if leader.text.lower() in ("de", "di") and any("be" in t.parts for t in tokens[max(0, before - 3) : before]):
-        return AFTER_VERB
-    if "numbered" in leader.parts and "light" not in leader.parts:
-        return CIRCUMSTANCE
-    if "no" in leader.parts:
-        return CIRCUMSTANCE
-    return CIRCUMSTANCE if "at" in leader.parts and not total else PLAIN
+    total = leader.text.lower() == "of" and before > 0 and tokens[before - 1].text.lower() in _TOTALS
+    numbered = "numbered" in leader.parts and "light" not in leader.parts
+    return CIRCUMSTANCE if numbered or ("at" in leader.parts and not total) else PLAIN
 
 
-_QUALIFIES = frozenset(
-    {"remaining", "other", "first", "last", "original", "initial", "next", "same", "entire", "previous", "following"}
-)
-_TOTALS = frozenset(
-    {"total", "sum", "cost", "profit", "price", "value", "average", "maximum", "minimum", "number", "amount", "result"}
-)
+_TOTALS = frozenset(names("total sum cost profit price value average maximum minimum number amount result"))

@@ -116,10 +116,16 @@ def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -
     """Whether a text without a marked answer ends in a gold in words: the winner is Bob."""
     wanted = _TEXT.sub(r"\1", gold.strip().strip("$"))
     found = extraction.answer or ""
-    if extraction.method not in ("bare", "number", "math", "none") or _WORDS.fullmatch(wanted) is None or wanted == found:
+    if (
+        extraction.method not in ("bare", "number", "math", "none")
+        or _WORDS.fullmatch(wanted) is None
+        or wanted == found
+    ):
         return False
     said = _TEXT.sub(r"\1", visible(prediction, rules)[-300:].strip())
-    return re.search(rf"{_LEADS_TO}[^\w.!?]*{re.escape(wanted)}[^\w?]*\Z", said, re.IGNORECASE | re.MULTILINE) is not None
+    return (
+        re.search(rf"{_LEADS_TO}[^\w.!?]*{re.escape(wanted)}[^\w?]*\Z", said, re.IGNORECASE | re.MULTILINE) is not None
+    )
 
 
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")

@@ -202,7 +202,13 @@ def _with_unit(said: str, tokens: list[Lexeme], place: int, kind: str) -> Stated
                 after += 1
             else:
                 break
-        elif token.kind == "value" and said[-1:].isalpha() and said[0].isdigit() and not counted and _smaller(tokens, after):
+        elif (
+            token.kind == "value"
+            and said[-1:].isalpha()
+            and said[0].isdigit()
+            and not counted
+            and _smaller(tokens, after)
+        ):
             said += " " + token.text
         elif low in COMPARISONS:
             break
@@ -219,7 +225,12 @@ def _with_unit(said: str, tokens: list[Lexeme], place: int, kind: str) -> Stated
 def _smaller(tokens: list[Lexeme], place: int) -> bool:
     """Whether a value with a unit goes on with what is left in a smaller one: 5 pounds 4 ounces."""
     following = tokens[place + 1 : place + 2]
-    return tokens[place].text.isdigit() and tokens[place - 1].kind == "word" and bool(following) and known(following[0].text)
+    return (
+        tokens[place].text.isdigit()
+        and tokens[place - 1].kind == "word"
+        and bool(following)
+        and known(following[0].text)
+    )
 
 
 _FRACTION = re.compile(r"-?\d{1,18}(?:\.\d{1,18}|/0*[1-9]\d{0,17})?")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from lemma.grading.conclusions import AFTER_VERB, PLAIN, conclude, rank
 from lemma.grading.lexer import MATH, Lexeme, lex
-from lemma.grading.objects import LETTER, Stated, is_light
+from lemma.grading.objects import LETTER, Stated
 
 _SEARCHED = 1_500
 _SENTENCES = 12
@@ -111,7 +111,11 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
         )
         if not worked:
             return "question"
-    if first.text.lower() == "to" and any("asks" in t.parts for t in kept[1:2]) and not any("=" in t.text for t in kept):
+    if (
+        first.text.lower() == "to"
+        and any("asks" in t.parts for t in kept[1:2])
+        and not any("=" in t.text for t in kept)
+    ):
         return "remark"
     if "aside" in first.parts and not any(t.text == "," for t in kept):
         return "remark"
@@ -127,25 +131,10 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
 _WORKED = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|\(\w\))?|[^A-Za-z=]*)\s*=")
 """A calculation, or the value of a name, rather than an equation to solve."""
 _SUPPOSED = frozenset({"consider", "suppose", "assume"})
-_ASKED = frozenset(
-    {
-        "asks",
-        "asked",
-        "how many",
-        "how much",
-        "want to find",
-        "need to find",
-        "goal is",
-        "is to",
-        "problem is",
-        "will now",
-        "problem says",
-        "question says",
-        "problem states",
-        "question states",
-        "are told",
-    }
-)
+_ASKED = frozenset({
+    "asks", "asked", "how many", "how much", "want to find", "need to find", "goal is", "is to", "problem is", "will now",
+    "problem says", "question says", "problem states", "question states", "are told",
+})  # fmt: skip
 
 
 def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
