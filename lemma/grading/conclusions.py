@@ -194,8 +194,8 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
 
 
 def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bool:
-    """Whether the verb of the sentence is here: after a clause within its subject, "the number of people who won is 4", or
-    as the second one, "is reached at 3 and equals 8"."""
+    """Whether the verb of the sentence is here, after a clause within its subject, "the number of people who won is 4",
+    or the second one, "is reached at 3 and equals 8"."""
     within = clauses[-1].kind == "sub" and not clauses[-1].reason
     if not within or not tokens[place].parts & {"be", "has"}:
         return False

@@ -132,8 +132,8 @@ _WORKED = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|\(\w\))?|[^A-Za-z=]*)\s*=")
 """A calculation, or the value of a name, rather than an equation to solve."""
 _SUPPOSED = frozenset({"consider", "suppose", "assume"})
 _ASKED = frozenset({
-    "asks", "asked", "how many", "how much", "want to find", "need to find", "goal is", "is to", "problem is", "will now",
-    "problem says", "question says", "problem states", "question states", "are told",
+    "asks", "asked", "how many", "how much", "want to find", "need to find", "goal is", "is to", "problem is",
+    "will now", "problem says", "question says", "problem states", "question states", "are told",
 })  # fmt: skip
 
 
