@@ -83,7 +83,7 @@ ENGLISH = Wording(
     "except",
     joins="and|or|&|and also",
     asks="will now|problem says|question says|problem states|question states|are told|"
-    "what|how|why|who|find|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
+    "what|how|why|who|find|count|list|identify|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
     "asks|asked|how many|how much|want to find|need to find|goal is|is to|problem is|let|given|prove|show|"
     "consider|write|round|give|enter|state|choose|select|pick|assume|can|could|do|does|would|is|are|which",
     supposes="if|suppose|supposing|assume|assuming|whether|unless|imagine|were|might|may|could|perhaps|maybe|check|"

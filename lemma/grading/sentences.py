@@ -99,7 +99,7 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
     if kept[-1].text in "?？؟":
         return "question"
     first = kept[0]
-    if any(t.text.lower() in _ASKED for t in kept[:12]):
+    if any("asks" in t.parts and (" " in t.text or t.text.lower().startswith("ask")) for t in kept[:12]):
         return "question"
     supposed = next((i for i, t in enumerate(kept[:12]) if t.text.lower() in _SUPPOSED), None)
     if supposed is not None and not any("so" in t.parts or t.text in ",;" for t in kept[supposed:]):
@@ -131,10 +131,6 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
 _WORKED = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|\(\w\))?|[^A-Za-z=]*)\s*=")
 """A calculation, or the value of a name, rather than an equation to solve."""
 _SUPPOSED = frozenset({"consider", "suppose", "assume"})
-_ASKED = frozenset({
-    "asks", "asked", "how many", "how much", "want to find", "need to find", "goal is", "is to", "problem is",
-    "will now", "problem says", "question says", "problem states", "question states", "are told",
-})  # fmt: skip
 
 
 def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
