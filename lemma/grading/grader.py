@@ -123,9 +123,9 @@ def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -
     ):
         return False
     said = _TEXT.sub(r"\1", visible(prediction, rules)[-300:].strip())
-    return (
-        re.search(rf"{_LEADS_TO}[^\w.!?]*{re.escape(wanted)}[^\w?]*\Z", said, re.IGNORECASE | re.MULTILINE) is not None
-    )
+    if not rules.case:
+        wanted, said = wanted.lower(), said.lower()
+    return re.search(rf"(?m){_LEADS_TO}[^\w.!?]*{re.escape(wanted)}[^\w?]*\Z", said) is not None
 
 
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")
