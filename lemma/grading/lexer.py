@@ -37,10 +37,15 @@ _FUNCTION = (
     r"(?<![^\W\d_])(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
     r"(?=\s?[\d(√π\\^_{₀-₉]|\s[A-Za-z](?![A-Za-z])))(?![A-Za-z])[₀-₉]*\s?"
 )
-_COMMAND = r"\\(?:[A-Za-z]+|[{}|%$,;:!]|\s)(?:\s?\[[^\]\n]{0,20}\])?(?:\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*"
+_MATRIX = r"\\begin\{(?:[bpvV]?matrix|cases|array)\}[^\n]{1,400}?\\end\{\w+\}"
+_SYMBOL = r"(?=[b-zB-HJ-Z](?![A-Za-z'’]))"
+_COMMAND = (
+    r"\\(?:[A-Za-z]+|[{}|%$,;:!]|\s)(?:\s?\[[^\]\n]{0,20}\])?"
+    rf"(?:(?:\s?\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}})+(?: {_SYMBOL})?|(?<=[a-z])(?: (?=[\d(\[])| {_SYMBOL})|)"
+)
 _INSIDE = (
     rf"(?:[^()\[\]{{}}A-Za-z\\\n]|{_LETTER}|(?:sqrt|pi|ln|log|sin|cos|tan|mod|infinity|infty|inf|oo)(?![A-Za-z])|{_COMMAND}"
-    r"|\([^()A-Za-z\n]{0,40}\)|\{[^{}A-Za-z\n]{0,40}\})"
+    r"|\([^()A-Za-z\n]{0,40}\)|\{[^{}A-Za-z\n]{0,40}\}|[\^_]\{[^{}\n]{0,60}\})"
 )
 _BRACKET = rf"(?:[(\[]{_INSIDE}{{1,120}}[)\]]|\{{{_INSIDE}{{1,120}}\}}|\|[^|\n]{{1,40}}\|)"
 _AFTER = (
@@ -48,7 +53,7 @@ _AFTER = (
     r"|[\^_](?:\{(?:[^{}]|\{[^{}]*\})*\}|[-+]?(?:\d+(?:\.\d+)?|[A-Za-z])|\([^()\n]{1,60}\)))"
 )
 _ATOM = (
-    rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}|{_COMMAND}"
+    rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|{_MATRIX}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}|{_COMMAND}"
     rf"|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
 )
 _OPERATOR = (

@@ -13,7 +13,7 @@ from lemma.grading.units import known
 LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-", "--", "】"})
 LETTER = re.compile(r"[A-J]")
 _NAMED_OPTION = re.compile(r"([A-E])\s*=\s*(.+)")
-_ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?\s*(?:=|\\in)[^=]+$")
+_ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\(\w\))?\s*(?:=|\\in)[^=]+$")
 _MORE = frozenset({"more", "less", "fewer", "greater", "above", "below", "higher", "lower", "up"})
 COMPARISONS = frozenset(
     names(

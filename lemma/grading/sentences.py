@@ -147,7 +147,7 @@ def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
     last = tokens[kept[-1]]
     leads_on = (
         bool(last.parts & {"at", "be", "joins", "has"})
-        or last.text in _OPERATORS
+        or _UNFINISHED.search(last.text) is not None
         or ("so" in last.parts and len(kept) > 1)
     )
     if leads_on and not LETTER.fullmatch(last.text):
@@ -166,7 +166,7 @@ def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
     return len(kept) > 1 and rank(tokens, place, False) < (PLAIN if "=" in tokens[place].text else AFTER_VERB)
 
 
-_OPERATORS = frozenset("+-*/=×÷^<>$")
+_UNFINISHED = re.compile(r"(?:[-+*/=×÷^<>$]|\\(?:times|cdot|div|pm|frac|sqrt|left))$")
 
 
 def asks(text: str) -> bool:

@@ -158,6 +158,16 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
         ("The total is 9.\nTo", (), ("9",)),
     ],
     "values read whole": [
+        (
+            r"The answer is \begin{pmatrix} -1 & 0 \\ 0 & 2 \end{pmatrix}.",
+            (r"\begin{pmatrix}-1&0\\0&2\end{pmatrix}",),
+            ("-1",),
+        ),
+        (r"The answer is 3 \pm 2 \sqrt{2}.", (r"3\pm2\sqrt2",), ("3",)),
+        (r"The answer is (0,9) \cup (9,36).", (r"(0,9)\cup(9,36)",), ("(0,9)",)),
+        (r"The answer is \frac{1}{3} t.", (r"\frac{t}{3}",), ("1/3",)),
+        ("The answer is $f(x)=x$, $f(x)=2-x$.", ("$f(x)=x$, $f(x)=2-x$",), ("2-x",)),
+        (r"Half of it is \frac{1}{2} \times 12 \times", (), ("12", "1/2")),
         ("Thus $a = 7$, $b = 2$ and $c = -3$.", ("(7,2,-3)",), ("-3", "7")),
         (r"The answer is $\dfrac{1}{2}$ or equivalently 50%.", ("1/2",), ()),
         ("So it weighs 5 pounds 4 ounces.", ("5 pounds 4 ounces",), ("5", "4")),
