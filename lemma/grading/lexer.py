@@ -41,7 +41,8 @@ _MATRIX = r"\\begin\{(?:[bpvV]?matrix|cases|array)\}[^\n]{1,400}?\\end\{\w+\}"
 _SYMBOL = r"(?=[b-zB-HJ-Z](?![A-Za-z'’]))"
 _COMMAND = (
     r"\\(?:[A-Za-z]+|[{}|%$,;:!]|\s)(?:\s?\[[^\]\n]{0,20}\])?"
-    rf"(?:(?:\s?\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}})+(?: {_SYMBOL})?|(?<=[a-z])(?: (?=[\d(\[])| {_SYMBOL})|)"
+    rf"(?:(?:\s?\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}})+(?: {_SYMBOL})?"
+    rf"|(?<=[a-z])(?: (?=[\d(\[])| {_SYMBOL})|)"
 )
 _INSIDE = (
     rf"(?:[^()\[\]{{}}A-Za-z\\\n]|{_LETTER}|(?:sqrt|pi|ln|log|sin|cos|tan|mod|infinity|infty|inf|oo)(?![A-Za-z])|{_COMMAND}"
@@ -53,8 +54,8 @@ _AFTER = (
     r"|[\^_](?:\{(?:[^{}]|\{[^{}]*\})*\}|[-+]?(?:\d+(?:\.\d+)?|[A-Za-z])|\([^()\n]{1,60}\)))"
 )
 _ATOM = (
-    rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|{_MATRIX}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}|{_COMMAND}"
-    rf"|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
+    rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|{_MATRIX}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}"
+    rf"|{_COMMAND}|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
 )
 _OPERATOR = (
     r"(?:\s*(?:<=|>=|!=|==|[-+−–±∓/÷×·⋅∙^=<>≤≥≠≈≡∪∩∈]|(?<!\*)\*(?!\*))\s*|\s+(?:x|mod)\s+(?=[\d$€£(])|\s:\s(?=\d)"
