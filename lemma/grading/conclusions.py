@@ -13,30 +13,23 @@ from dataclasses import dataclass, field
 from lemma.grading.conditions import read_condition
 from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import Lexeme
-from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object, read_one
+from lemma.grading.names import names
+from lemma.grading.objects import (
+    COMPARISONS,
+    LETTER,
+    Stated,
+    compares,
+    ends_member,
+    is_light,
+    read_object,
+    read_one,
+    skip_light,
+)
 from lemma.grading.spelt import spelt_number
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
-_PARTICIPLES = frozenset({"leaving", "making", "giving", "therefore", "hence", "thus"})
-_COMPARED = frozenset(
-    {
-        "times",
-        "more",
-        "less",
-        "fewer",
-        "than",
-        "percent",
-        "%",
-        "of",
-        "half",
-        "per",
-        "greater",
-        "larger",
-        "smaller",
-        "older",
-        "younger",
-    }
-)
+_PARTICIPLES = frozenset(names("leaving making giving"))
+_COMPARED = COMPARISONS | frozenset(names("% of per percent than older younger"))
 
 
 CIRCUMSTANCE, PLAIN, AFTER_VERB, _BOLD = range(4)
@@ -48,6 +41,9 @@ class Clause:
 
     kind: str
     word: str = ""
+    verb: bool = False
+    denies: bool = False
+    reason: bool = False
     values: list[tuple[int, Stated]] = field(default_factory=list)
 
     def best(self, least: int) -> Stated | None:
@@ -56,6 +52,8 @@ class Clause:
         if top < least:
             return None
         among = [value for rank, value in self.values if rank == top]
+        if top == CIRCUMSTANCE and (len(among) > 1 or self.denies):
+            return None
         return among[0] if top == AFTER_VERB else among[-1]
 
 
@@ -122,7 +120,9 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
         if found is None or compares(tokens, found.after) or _said_correct(tokens, place) is False:
             place += 1
             continue
-        clauses[-1].values.append((rank(tokens, place, bold), found))
+        subject = tokens[found.after : found.after + 1]
+        within = clauses[-1].kind != "sub" and clauses[-1].verb and subject and "be" in subject[0].parts
+        clauses[-1].values.append((CIRCUMSTANCE if within else rank(tokens, place, bold), found))
         place = max(found.after, place + 1)
     return clauses
 
@@ -140,7 +140,7 @@ def _divide(clauses: list[Clause], token: Lexeme) -> None:
         clauses.append(Clause("main"))
     elif token.text in ",，":
         first = kind == "leading"
-        clauses.append(Clause("main" if first else "sub" if kind == "sub" else "comma"))
+        clauses.append(Clause("main" if first else "sub" if kind == "sub" else "comma", reason=clauses[-1].reason))
     elif token.text in ("—", "–", "--", "-"):
         clauses.append(Clause("sub" if clauses[-1].values else "main"))
 
@@ -150,10 +150,19 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     parts, low = tokens[place].parts, tokens[place].text.lower()
     begun = any(t.kind != "mark" and not is_light(t) for t in tokens[:place] if t.kind != "punct")
     before = tokens[place - 1] if place else None
+    if _is_predicate(clauses, tokens, place):
+        clauses.append(Clause("main", verb=True))
+        return
+    clauses[-1].denies |= "no" in parts
+    if low == "that is" and before is not None and before.kind != "punct":
+        clauses.append(Clause("sub", low))
+        return
+    if parts & {"be", "has"} and tokens[place + 1 : place + 2] and tokens[place + 1].text != "that":
+        clauses[-1].verb = True
     if "so" in parts and not _continues(clauses[-1], parts, low, before):
         clauses.append(Clause("so", low))
     elif low in _CONJUNCTIONS and any(c.values for c in clauses) and _has_clause(tokens, place, low, before):
-        clauses.append(Clause("sub", low))
+        clauses.append(Clause("sub", low, reason=_gives_reason(parts, low, before)))
     elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
         clauses.append(Clause("main"))
     elif (low in _PARTICIPLES and "so" in parts) or (
@@ -177,31 +186,33 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         ):
             clauses.append(Clause("which"))
         else:
-            clauses.append(Clause("sub", low))
+            clauses.append(Clause("sub", low, reason=_gives_reason(parts, low, before)))
     elif "be" in parts and clauses[-1].kind == "sub" and clauses[-1].word == "not" and "'" in low:
         clauses.append(Clause("main"))
     elif low == "to" and place + 1 < len(tokens) and tokens[place + 1].kind == "word" and clauses[-1].values:
         clauses.append(Clause("sub"))
 
 
-_CONJUNCTIONS = frozenset(
-    {
-        "as",
-        "since",
-        "for",
-        "after",
-        "before",
-        "until",
-        "بعد",
-        "قبل",
-        "après",
-        "avant",
-        "nach",
-        "después",
-        "dopo",
-        "após",
-    }
-)
+def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bool:
+    """Whether the verb of the sentence is here, after a clause within its subject, "the number of people who won is 4",
+    or the second one, "is reached at 3 and equals 8"."""
+    within = clauses[-1].kind == "sub" and not clauses[-1].reason
+    if not within or not tokens[place].parts & {"be", "has"}:
+        return False
+    if any(c.verb for c in clauses if c.kind != "sub") and "joins" not in tokens[place - 1].parts:
+        return False
+    after, negated = skip_light(tokens, place + 1, False)
+    found = None if negated else read_object(tokens, after, "")
+    return found is not None and ends_member(tokens, found.after)
+
+
+def _gives_reason(parts: frozenset[str], low: str, before: Lexeme | None) -> bool:
+    after_comma = before is not None and before.text in ",，"
+    return "aside" in parts or low in _REASONS or (low == "as" and after_comma)
+
+
+_REASONS = frozenset({"for", "although", "though", "while", "whereas", "so that"})
+_CONJUNCTIONS = frozenset(names("as since for after before until بعد قبل après avant nach después dopo após"))
 _RESTATES = frozenset({"namely", "specifically", "viz"})
 _REACHES = frozenset({"found", "obtained", "reached", "computed", "calculated", "derived"})
 _PEOPLE = frozenset({"i", "we", "you", "he", "she", "it", "they"})
@@ -267,7 +278,8 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
         if not leads and (before is None or "so" in before.parts) and ends_member(tokens, place + 1):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
-    vague = token.text.lower() in ("one", "zero") and not ends_member(tokens, place + 1)
+    counted = place and tokens[place - 1].text.lower() in ("only", "exactly", "just")
+    vague = token.text.lower() in ("one", "zero") and not counted and not ends_member(tokens, place + 1)
     if leads and not vague and spelt_number(token.text) is not None:
         return Stated(str(spelt_number(token.text)), place + 1, "value")
     return None
@@ -305,10 +317,7 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
         return CIRCUMSTANCE
     if token.bold and bold:
         return _BOLD
-    if (token.kind == "choice" or LETTER.fullmatch(token.text)) and _said_correct(tokens, place):
-        return _BOLD
     before = place - 1
-    total = False
     while before >= 0 and (
         tokens[before].kind == "mark"
         or is_light(tokens[before])
@@ -321,28 +330,13 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     if before < 0:
         return PLAIN
     leader = tokens[before]
-    if leader.text.lower() in _QUALIFIES:
-        leader = next((t for t in reversed(tokens[:before]) if t.kind != "mark" and not is_light(t)), leader)
     if leader.kind == "punct" and leader.text in "=":
         return AFTER_VERB
-    if leader.kind != "word":
-        return PLAIN
-    if leader.text.lower() == "of" and before and tokens[before - 1].text.lower() in _TOTALS:
-        total = True
     if leader.parts & {"be", "has"} and not leader.parts & {"at"}:
         return AFTER_VERB
-    if leader.text.lower() in ("de", "di") and any("be" in t.parts for t in tokens[max(0, before - 3) : before]):
-        return AFTER_VERB
-    if "numbered" in leader.parts and "light" not in leader.parts:
-        return CIRCUMSTANCE
-    if "no" in leader.parts:
-        return CIRCUMSTANCE
-    return CIRCUMSTANCE if "at" in leader.parts and not total else PLAIN
+    total = leader.text.lower() == "of" and before > 0 and tokens[before - 1].text.lower() in _TOTALS
+    numbered = "numbered" in leader.parts and "light" not in leader.parts
+    return CIRCUMSTANCE if numbered or ("at" in leader.parts and not total) else PLAIN
 
 
-_QUALIFIES = frozenset(
-    {"remaining", "other", "first", "last", "original", "initial", "next", "same", "entire", "previous", "following"}
-)
-_TOTALS = frozenset(
-    {"total", "sum", "cost", "profit", "price", "value", "average", "maximum", "minimum", "number", "amount", "result"}
-)
+_TOTALS = frozenset(names("total sum cost profit price value average maximum minimum number amount result"))

@@ -28,9 +28,10 @@ _SIGNS = {
     "at least": ">=",
     "at most": "<=",
 }
+_BOUND = rf"(?:strictly\s+)?({'|'.join(_SIGNS)})\s+{_NUMBER}"
 _BOUNDED = re.compile(
-    r"\$?([B-HJ-Zb-z])\$?\s+(?:(is|must be|has to be|should be|can be|are|be)\s+)?(?:strictly\s+)?"
-    rf"({'|'.join(_SIGNS)})\s+{_NUMBER}"
+    r"(?:\$?([B-HJ-Zb-z])\$?|real numbers|reals)\s+(?:(is|must be|has to be|should be|can be|are|be)\s+)?"
+    rf"{_BOUND}(?:,?\s+(?:and|but)\s+(?:(?:is|are)\s+)?{_BOUND})?"
 )
 _EXCEPT = re.compile(rf"(?:except(?:\s+for)?|excluding)\s+\$?(?:[A-Za-z]\s*=\s*)?{_NUMBER}")
 _OVER = frozenset(
@@ -50,10 +51,16 @@ def read_condition(tokens: list[Lexeme], place: int, text: str) -> tuple[Stated,
         if found is None or not any(t.text.lower() in ("real", "reals") for t in tokens[:place]):
             return None
         return _told(tokens, place, found.end(), rf"\mathbb{{R}} \setminus \{{{found[1]}\}}"), True
-    if len(token.text) != 1:
+    if len(token.text) != 1 and low not in ("real", "reals"):
         return None
     found = _BOUNDED.match(text, token.start)
-    return found and (_told(tokens, place, found.end(), found[1] + _SIGNS[found[3]] + found[4]), bool(found[2]))
+    if found is None:
+        return None
+    name = found[1] or "x"
+    said = name + _SIGNS[found[3]] + found[4]
+    if found[5]:
+        said += rf" \text{{ and }} {name}{_SIGNS[found[5]]}{found[6]}"
+    return _told(tokens, place, found.end(), said), bool(found[2])
 
 
 def _range(tokens: list[Lexeme], place: int, found: re.Match[str]) -> tuple[Stated, bool]:

@@ -23,6 +23,7 @@ from lemma.grading.statements import object_first, stated
 _CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")
 _THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>|<end_working_out>")
+_CODE = re.compile(r"```(?:python|py|sympy|c|cpp|java|javascript|sql|bash|sh)\b.*?(?:```|$)", re.DOTALL | re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
 # Words that lead from one result to the next, or take one back: only the later box is then the answer.
@@ -84,6 +85,7 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
         text = without_html(text)
     if not text:
         return NOTHING
+    prose = _CODE.sub(" ", text) if "```" in text else text
     for method in rules.order:
         if method == "tag":
             extraction = _tag(text, rules)
@@ -92,9 +94,9 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
         elif method == "hash":
             extraction = _hash(text)
         elif method == "phrase":
-            extraction = _phrase(text)
+            extraction = _phrase(prose)
         else:
-            extraction = _short(text) or _conclusion(text)
+            extraction = _short(prose) or _conclusion(prose)
         if extraction is not None:
             return extraction
     return Extraction(text.strip(), "bare") if is_bare(text) else NOTHING
@@ -247,8 +249,10 @@ def _hash(text: str) -> Extraction | None:
     if place < 0:
         return None
     rest = text[place + 4 :].strip()
-    line = rest.partition("\n")[0].strip()
+    line, _, more = (part.strip() for part in rest.partition("\n"))
     labelled = stated(rest[:1_000]) if nouns_in(line.lower()) else None
+    if labelled is None and more and (_is_words(line) or _plain_words(line) > 1):
+        return None  # a heading
     return Extraction((labelled[0] if labelled else line) or None, "hash")
 
 

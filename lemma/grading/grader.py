@@ -85,6 +85,8 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     meant = _yes_or_no(prediction, gold, extraction, rules)
     if meant is not None:
         return Verdict("right" if meant else "wrong", "text", extraction.answer, perf_counter() - start)
+    if _ends_in(prediction, gold, extraction, rules):
+        return Verdict("right", "text", gold.strip(), perf_counter() - start)
     if extraction.method == "box" and not extraction.answer and _open_box(prediction):
         return Verdict("wrong", "limit", None, perf_counter() - start)
     if not extraction.answer or not extraction.answer.strip():
@@ -104,6 +106,29 @@ def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules)
     if given is None and extraction.method in ("number", "math", "choice", "none"):
         given = said_of_it(visible(prediction, rules))
     return None if given is None else given == wanted
+
+
+_WORDS = re.compile(r"(?:[^\W\d_]{2,}[ '-]?){1,4}")
+_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called)\b(?:\s+(?:an?|the))?)"
+
+
+def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -> bool:
+    """Whether a text without a marked answer ends in a gold in words: the winner is Bob."""
+    wanted = _TEXT.sub(r"\1", gold.strip().strip("$"))
+    found = extraction.answer or ""
+    if (
+        extraction.method not in ("bare", "number", "math", "none")
+        or _WORDS.fullmatch(wanted) is None
+        or wanted == found
+    ):
+        return False
+    said = _TEXT.sub(r"\1", visible(prediction, rules)[-300:].strip())
+    if not rules.case:
+        wanted, said = wanted.lower(), said.lower()
+    return re.search(rf"(?m){_LEADS_TO}[^\w.!?]*{re.escape(wanted)}[^\w?]*\Z", said) is not None
+
+
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")
 
 
 def _untagged(prediction: str, rules: Rules) -> str:

@@ -55,7 +55,7 @@ ENGLISH = Wording(
     "reduces to|evaluates to|adds up to|add up to|sums to|drops to|falls to|rises to|increases to|decreases to|"
     "goes up to|rounds to|left with|leaves us with|leave us with|ends up with|end up with|"
     "it's|that's|there's|they're|i'm|amounts to|reads|stands at|"
-    "ought to be|that is|i get|we get|we obtain",
+    "ought to be|that is|i get|we get|we obtain|found to be|confirmed to be|determined to be|calculated to be",
     light="none other than|no other than|well|okay|ok|alright|"
     "the|a|an|to|be|it|that|this|these|there|they|we|i|you|so|then|thus|hence|therefore|of course|in fact|"
     "after all|definitely|simply|exactly|precisely|clearly|indeed|obviously|actually|certainly|always|also|"
@@ -72,7 +72,7 @@ ENGLISH = Wording(
     "except|unlike|as opposed to|compared to|so that|in order to|however|hence|therefore|thus|so|then|"
     "inasmuch as|seeing|out of|than|via|corresponding|depending|derived|computed|calculated|as long as|"
     "such that|on account of|for the reason that|and not|and hence|and so|and therefore|and thus|in view of|"
-    "in light of|without|in contrast to|contrary to|despite|excluding",
+    "equivalently|in light of|without|in contrast to|contrary to|despite|excluding",
     so="so|thus|hence|therefore|consequently|accordingly|finally|altogether|in total|in all|then|overall|"
     "in conclusion|to conclude|ultimately|in summary|together|and so|and hence|and thus|and therefore|"
     "this means|this gives|that means|as a result|we conclude|it follows|which means|this leaves|conclusion|"
@@ -83,7 +83,7 @@ ENGLISH = Wording(
     "except",
     joins="and|or|&|and also",
     asks="will now|problem says|question says|problem states|question states|are told|"
-    "what|how|why|who|when|where|find|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
+    "what|how|why|who|find|count|list|identify|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
     "asks|asked|how many|how much|want to find|need to find|goal is|is to|problem is|let|given|prove|show|"
     "consider|write|round|give|enter|state|choose|select|pick|assume|can|could|do|does|would|is|are|which",
     supposes="if|suppose|supposing|assume|assuming|whether|unless|imagine|were|might|may|could|perhaps|maybe|check|"
@@ -92,10 +92,10 @@ ENGLISH = Wording(
     chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
     correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
-    "why|where|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
+    "why|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
     "in detail|for example|for comparison|this is|this uses|this holds|i used|we used|details|alternatively|"
     "hint|that is because|that's because|it's because|steps|working|reasoning|i hope|hope|it follows from|"
-    "source|sanity check",
+    "source|sanity check|checking|confirming|this ensures|this confirms|this satisfies|this matches",
     numbered="step|case|part|equation|figure|question|problem|method|page|chapter|example|exercise|day|week|year|"
     "grade|number|q|line|row|column|section|stage|round|level|room|class|group|version|theorem|lemma",
     has="has|have|had|gets|get|got|needs|need|costs|cost|gives|makes|make|contains|holds|pays|pay|earns|owes|keeps|"

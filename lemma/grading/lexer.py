@@ -37,10 +37,16 @@ _FUNCTION = (
     r"(?<![^\W\d_])(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
     r"(?=\s?[\d(√π\\^_{₀-₉]|\s[A-Za-z](?![A-Za-z])))(?![A-Za-z])[₀-₉]*\s?"
 )
-_COMMAND = r"\\(?:[A-Za-z]+|[{}|%$,;:!]|\s)(?:\s?\[[^\]\n]{0,20}\])?(?:\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*"
+_MATRIX = r"\\begin\{(?:[bpvV]?matrix|cases|array)\}[^\n]{1,400}?\\end\{\w+\}"
+_SYMBOL = r"(?=[b-zB-HJ-Z](?![A-Za-z'’]))"
+_COMMAND = (
+    r"\\(?:[A-Za-z]+|[{}|%$,;:!]|\s)(?:\s?\[[^\]\n]{0,20}\])?"
+    rf"(?:(?:\s?\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}})+(?: {_SYMBOL})?"
+    rf"|(?<=[a-z])(?: (?=[\d(\[])| {_SYMBOL})|)"
+)
 _INSIDE = (
     rf"(?:[^()\[\]{{}}A-Za-z\\\n]|{_LETTER}|(?:sqrt|pi|ln|log|sin|cos|tan|mod|infinity|infty|inf|oo)(?![A-Za-z])|{_COMMAND}"
-    r"|\([^()A-Za-z\n]{0,40}\)|\{[^{}A-Za-z\n]{0,40}\})"
+    r"|\([^()A-Za-z\n]{0,40}\)|\{[^{}A-Za-z\n]{0,40}\}|[\^_]\{[^{}\n]{0,60}\})"
 )
 _BRACKET = rf"(?:[(\[]{_INSIDE}{{1,120}}[)\]]|\{{{_INSIDE}{{1,120}}\}}|\|[^|\n]{{1,40}}\|)"
 _AFTER = (
@@ -48,8 +54,8 @@ _AFTER = (
     r"|[\^_](?:\{(?:[^{}]|\{[^{}]*\})*\}|[-+]?(?:\d+(?:\.\d+)?|[A-Za-z])|\([^()\n]{1,60}\)))"
 )
 _ATOM = (
-    rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}|{_COMMAND}"
-    rf"|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
+    rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|{_MATRIX}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}"
+    rf"|{_COMMAND}|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
 )
 _OPERATOR = (
     r"(?:\s*(?:<=|>=|!=|==|[-+−–±∓/÷×·⋅∙^=<>≤≥≠≈≡∪∩∈]|(?<!\*)\*(?!\*))\s*|\s+(?:x|mod)\s+(?=[\d$€£(])|\s:\s(?=\d)"
@@ -65,6 +71,7 @@ _WORD = re.compile(
     r"\u0900-\u0963\u0966-\u0dff]|-(?=[^\W\d_]))*[²³]?",
     re.IGNORECASE,
 )
+_IN_BASE = re.compile(r"\s\(?(?:in )?base[ -](?:\d{1,2}|[a-z]{3,8})\)?(?![\w.]\d)")
 _AREA = re.compile(r"(?<=\d)\s?([mskg])([²³])$")
 _TEMPERATURE = re.compile(r"(?<=\d)\s?°\s?[CF]$")
 _PLAIN = re.compile(r"[A-Za-zÀ-ÿ]{3,}(?=[\s.,;:!?]|$)")
@@ -162,7 +169,8 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
     if value is not None and _SIGNIFICANT.search(value[0]):
         said, after = _TEMPERATURE.sub("", _AREA.sub(_area, value[0].strip())), value.end()
         if not _GLUED.match(text, after):
-            return "value", said, after
+            base = _IN_BASE.match(text, after)
+            return ("value", said + base[0], base.end()) if base else ("value", said, after)
         glued = _GLUED.match(text, after)
         assert glued is not None
         if said[-1].isdigit() and glued[0][0] not in "-‑" and (is_unit(glued[0]) or glued[0] in _ORDINALS):

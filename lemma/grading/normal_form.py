@@ -30,6 +30,7 @@ _CHARACTERS = {
 }  # fmt: skip
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿⁱ", "0123456789-+ni", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_INDEXED_ROOT = re.compile("[³⁴]√")
 _VULGAR = re.compile("[¼½¾⅐-⅞]")
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z]|(?=[({]))")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
@@ -140,6 +141,7 @@ def plain_characters(text: str) -> str:
         return text
     text = _VULGAR.sub(lambda m: "\\frac{" + unicodedata.normalize("NFKC", m[0]).replace("⁄", "}{") + "}", text)
     text = _CIRCLED.sub(lambda m: ", ".join(str(ord(c) - 0x245F) for c in m[0]), text)
+    text = _INDEXED_ROOT.sub(lambda m: "∛" if m[0][0] == "³" else "∜", text)
     text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
     text = _ROOT.sub(lambda m: _ROOTS[m[1]] + (f"{{{m[2]}}}" if m[2] else ""), text)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from lemma.grading.lexer import Lexeme, is_unit
 from lemma.grading.names import names
+from lemma.grading.units import known
 
 LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-", "--", "】"})
 LETTER = re.compile(r"[A-J]")
 _NAMED_OPTION = re.compile(r"([A-E])\s*=\s*(.+)")
-_ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?\s*(?:=|\\in)[^=]+$")
+_ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\(\w\))?\s*(?:=|\\in)[^=]+$")
 _MORE = frozenset({"more", "less", "fewer", "greater", "above", "below", "higher", "lower", "up"})
 COMPARISONS = frozenset(
     names(
@@ -46,7 +47,7 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     if first is None:
         return None
     said, kind, after = first.text, first.kind, first.after
-    measured = first.after - place > 1
+    measured, last = first.after - place > 1, first.text
     across = _across(tokens, place, first, text)
     if across is not None:
         return across
@@ -65,15 +66,15 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             break
         if not ends_member(tokens, following.after):
             break
-        if "=" in said + following.text and not (_ASSIGNED.match(said) and _ASSIGNED.match(following.text)):
-            said, after = following.text, following.after
+        if "=" in last + following.text and not (_ASSIGNED.match(last) and _ASSIGNED.match(following.text)):
+            said, after, last = following.text, following.after, following.text
             continue
         if joined == " or " and _same_number(said, following.text):
             after = following.after
             continue
         if joined == " or " and measured and following.after - next_place > 1 and following.kind == kind == "value":
             break
-        said, after = said + joined + following.text, following.after
+        said, after, last = said + joined + following.text, following.after, following.text
     return Stated(said, after, kind)
 
 
@@ -201,6 +202,14 @@ def _with_unit(said: str, tokens: list[Lexeme], place: int, kind: str) -> Stated
                 after += 1
             else:
                 break
+        elif (
+            token.kind == "value"
+            and said[-1:].isalpha()
+            and said[0].isdigit()
+            and not counted
+            and _smaller(tokens, after)
+        ):
+            said += " " + token.text
         elif low in COMPARISONS:
             break
         elif token.kind == "word" and counted < 2 and not token.parts - {"aside"} and not LETTER.fullmatch(token.text):
@@ -211,6 +220,17 @@ def _with_unit(said: str, tokens: list[Lexeme], place: int, kind: str) -> Stated
             break
         after += 1
     return Stated(said, after, kind)
+
+
+def _smaller(tokens: list[Lexeme], place: int) -> bool:
+    """Whether a value with a unit goes on with what is left in a smaller one: 5 pounds 4 ounces."""
+    following = tokens[place + 1 : place + 2]
+    return (
+        tokens[place].text.isdigit()
+        and tokens[place - 1].kind == "word"
+        and bool(following)
+        and known(following[0].text)
+    )
 
 
 _FRACTION = re.compile(r"-?\d{1,18}(?:\.\d{1,18}|/0*[1-9]\d{0,17})?")
@@ -224,7 +244,7 @@ def _same_number(first: str, second: str) -> bool:
 def _measures(tokens: list[Lexeme], place: int) -> bool:
     """Whether a word after a number is its unit; "in" is one only where nothing follows it."""
     low = tokens[place].text.lower()
-    return is_unit(low) and (low != "in" or place + 1 >= len(tokens) or tokens[place + 1].kind != "word")
+    return is_unit(low) and (low != "in" or place + 1 >= len(tokens) or tokens[place + 1].kind in ("punct", "mark"))
 
 
 def _option(tokens: list[Lexeme], place: int, text: str) -> Stated | None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from lemma.grading.conclusions import AFTER_VERB, PLAIN, conclude, rank
 from lemma.grading.lexer import MATH, Lexeme, lex
-from lemma.grading.objects import LETTER, Stated, is_light
+from lemma.grading.objects import LETTER, Stated
 
 _SEARCHED = 1_500
 _SENTENCES = 12
@@ -34,7 +34,7 @@ def concluded(text: str) -> Stated | None:
     spans = [(a, b) for a, b in pairwise(ends) if tail[a:b].strip(" \t\n*_#-")]
     asked = False
     for number, (begin, end) in enumerate(reversed(spans[-_SENTENCES:])):
-        tokens = lex(tail, begin, end)
+        tokens = _after_number(lex(tail, begin, end))
         kind = _kind(tokens, tail[begin:end])
         if number == 0 and kind == "empty" and _breaks_off(tokens, tail):
             return None
@@ -44,13 +44,12 @@ def concluded(text: str) -> Stated | None:
             continue
         if number == 0 and _cut_off(tokens, tail, spans[-2][1] if len(spans) > 1 else 0):
             return None
-        content = _after_number(tokens)
-        if asked and not _concludes(content):
+        if asked and not _concludes(tokens):
             continue
-        found = conclude(content, tail)
+        found = conclude(tokens, tail)
         if found is not None:
             return _with_items_before(found, spans[: len(spans) - number], tail)
-        if any(token.is_value for token in content) and not asked:
+        if any(token.is_value for token in tokens) and not asked:
             return None
     return None
 
@@ -74,6 +73,8 @@ _ITEM = re.compile(r"[-*•]\s+[*$\\(]*([A-Za-z])\s*=\s*([^=*$,]{1,40}?)(?:\\\))
 def _after_number(tokens: list[Lexeme]) -> list[Lexeme]:
     """The tokens of a sentence after the number that it has in a list."""
     kept = [t for t in tokens if t.kind != "mark"]
+    if len(kept) > 2 and "numbered" in kept[0].parts and kept[2].text in ".:":
+        return tokens[tokens.index(kept[2]) + 1 :]
     if (
         len(kept) > 3
         and kept[0].kind == "value"
@@ -98,7 +99,7 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
     if kept[-1].text in "?？؟":
         return "question"
     first = kept[0]
-    if any(t.text.lower() in _ASKED for t in kept[:12]):
+    if any("asks" in t.parts and (" " in t.text or t.text.lower().startswith("ask")) for t in kept[:12]):
         return "question"
     supposed = next((i for i, t in enumerate(kept[:12]) if t.text.lower() in _SUPPOSED), None)
     if supposed is not None and not any("so" in t.parts or t.text in ",;" for t in kept[supposed:]):
@@ -110,7 +111,11 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
         )
         if not worked:
             return "question"
-    if first.text.lower() == "to" and "asks" in kept[1].parts and not any("=" in t.text for t in kept):
+    if (
+        first.text.lower() == "to"
+        and any("asks" in t.parts for t in kept[1:2])
+        and not any("=" in t.text for t in kept)
+    ):
         return "remark"
     if "aside" in first.parts and not any(t.text == "," for t in kept):
         return "remark"
@@ -126,25 +131,6 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
 _WORKED = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|\(\w\))?|[^A-Za-z=]*)\s*=")
 """A calculation, or the value of a name, rather than an equation to solve."""
 _SUPPOSED = frozenset({"consider", "suppose", "assume"})
-_ASKED = frozenset(
-    {
-        "asks",
-        "asked",
-        "how many",
-        "how much",
-        "want to find",
-        "need to find",
-        "goal is",
-        "is to",
-        "problem is",
-        "will now",
-        "problem says",
-        "question says",
-        "problem states",
-        "question states",
-        "are told",
-    }
-)
 
 
 def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
@@ -161,7 +147,7 @@ def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
     last = tokens[kept[-1]]
     leads_on = (
         bool(last.parts & {"at", "be", "joins", "has"})
-        or last.text in _OPERATORS
+        or _UNFINISHED.search(last.text) is not None
         or ("so" in last.parts and len(kept) > 1)
     )
     if leads_on and not LETTER.fullmatch(last.text):
@@ -180,7 +166,7 @@ def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
     return len(kept) > 1 and rank(tokens, place, False) < (PLAIN if "=" in tokens[place].text else AFTER_VERB)
 
 
-_OPERATORS = frozenset("+-*/=×÷^<>$")
+_UNFINISHED = re.compile(r"(?:[-+*/=×÷^<>$]|\\(?:times|cdot|div|pm|frac|sqrt|left))$")
 
 
 def asks(text: str) -> bool:
@@ -204,4 +190,4 @@ def introduced(text: str) -> bool:
     )
     if colon < len(tokens) - 1 and all(token.kind == "word" for token in tokens[:colon]):
         return True
-    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or is_light(tokens[0])
+    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or bool(tokens[0].parts & {"light", "has"})

@@ -252,6 +252,8 @@ class GradingService:
         error, the gold's if it alone makes one too."""
         self.counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
+        if not self._closed:
+            self._live[place] = self._new_worker()  # it imports while nobody waits for it
         if isinstance(task.question, CompatTask):
             self._blame_compat(place, task, task.question, answer)
             return

@@ -54,6 +54,8 @@ def stated(text: str) -> tuple[str | None, int] | None:
         found = statement_at(tokens, place, text)
         if found is None:
             continue
+        if found.kind == "heading":
+            return None
         if found.kind == "denied":
             denied.append(found.text)
             continue
@@ -174,9 +176,11 @@ def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stat
     words = _words(tokens, place, text)
     end = next((i for i in range(place, len(tokens)) if tokens[i].ends_sentence(text)), len(tokens))
     goes_on = labelled and any(token.kind != "mark" and token.text != "\n" for token in tokens[end + 1 :])
-    if words is None or (goes_on and words.after - place > 6):
+    if words is None:
         return None
     inside = tokens[place : words.after]
+    if labelled and any(t.is_value or "be" in t.parts for t in tokens[place:end]):
+        return Stated("", place, "heading")
     if not any(token.is_value for token in inside):
         number = spelt_number(words.text)
         return words if number is None else Stated(str(number), words.after, "value")
