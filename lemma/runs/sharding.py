@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
+from lemma.core.files import from_json
 from lemma.core.ranks import slots_of_one, world_size
 from lemma.learning.optimiser import Split
 from lemma.models.load_model import pick_precision
@@ -66,6 +66,6 @@ def _shape(model: ModelOptions, start: Path | None) -> Shape | None:
         return Shape.of_tiny(model.tiny)
     try:
         place = start or Path(resolve(model.path))
-        return Shape.of_config(json.loads((place / "config.json").read_text(encoding="utf-8")))
+        return Shape.of_config(from_json((place / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError):
         return None

@@ -129,9 +129,7 @@ def program(machine: str) -> bytes:
     return b"".join(lines)
 
 
-def _by_argument(
-    number: int, place: int, known: Mapping[int, int], other: int, bits: int | None = None
-) -> list[bytes]:
+def _by_argument(number: int, place: int, known: Mapping[int, int], other: int, bits: int | None = None) -> list[bytes]:
     """What a call gets by one of its arguments, or by some bits of it."""
     lines = [_load(place)] + ([_line(0x54, 0, 0, bits)] if bits is not None else [])
     for value, given in known.items():
