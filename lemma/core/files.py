@@ -37,6 +37,19 @@ def sync_file(path: Path) -> None:
         os.fsync(handle.fileno())
 
 
+def from_json(text: str | bytes) -> Any:
+    """The content of a file that may be anybody's: what is nested too deeply is no JSON either."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def leads_out(path: str | Path, folder: str | Path) -> bool:
+    """Whether this is a link to what is not in that folder."""
+    return os.path.islink(path) and not (os.path.realpath(path) + os.sep).startswith(os.path.realpath(folder) + os.sep)
+
+
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file so that at any instant either the old or the new content is there, never a mixture."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +161,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as handle:
         for line in handle:
             if line.endswith("\n") and not line.isspace():
-                yield json.loads(line)
+                yield from_json(line)
 
 
 class BackgroundWork:

@@ -22,7 +22,8 @@ from lemma.data.sources import ALIASES, HubName
 Kind = Literal["model", "dataset"]
 LARGE = 8 << 20
 """Files of at least this many bytes show a bar while they are fetched."""
-LONGEST_LISTING = 64 << 20
+PLAIN = {"Accept-Encoding": "identity"}
+LONGEST_LISTING, LONGEST_REFUSAL = 64 << 20, 1 << 20
 SHOWN = 20
 """How many file names a message lists."""
 PARTS = Path(OURS) / "lemma"
@@ -49,13 +50,13 @@ def download(
     folder = to or default_folder(kind, name)
     repository = ALIASES.get(name, HubName(name)).path if kind == "dataset" else name
     # Without asking first, an unreachable hub would look like a finished download if the folder exists.
-    with hub_errors(kind, repository, revision):
+    with hub_errors(kind, repository, revision), _answers_checked():
         commit, files = listing(_described(kind, repository, revision), repository)
     verified = _verified_before(folder)
     for one in _wanted(files, repository, only):
         path = folder / one.name
         if verified.get(one.name, []) != _stamp(path, one) and not one.is_content_of(path):
-            with hub_errors(kind, repository, revision):
+            with hub_errors(kind, repository, revision), _answers_checked():
                 _fetch(kind, repository, commit, one, folder)
         verified[one.name] = _stamp(path, one)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
@@ -96,6 +97,34 @@ def hub_errors(kind: Kind, name: str, revision: str | None = None) -> Iterator[N
         raise not_a_hub(f"the {kind} '{name}'") from error
 
 
+@contextmanager
+def _answers_checked() -> Iterator[None]:
+    """Context in which every answer is looked at before the hub's client reads it: one in a coding, which nobody asked
+    for, may become any number of bytes, and of redirections and refusals the client reads all there is."""
+    import httpx
+    from huggingface_hub.utils import get_session
+
+    def check(answer: httpx.Response) -> None:
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise not_a_hub("the coding of its answers")
+        if not answer.is_success:
+            text, stream = bytearray(), cast("httpx.SyncByteStream", answer.stream)
+            for piece in stream:
+                text += piece
+                if len(text) > LONGEST_REFUSAL:
+                    raise not_a_hub("what it refuses or moves")
+            stream.close()
+            answer.stream = httpx.ByteStream(bytes(text))
+
+    session = get_session()
+    before = session.event_hooks
+    session.event_hooks = before | {"response": [*before["response"], check]}
+    try:
+        yield
+    finally:
+        session.event_hooks = before
+
+
 def _described(kind: Kind, repository: str, revision: str | None) -> Any:
     """What the hub says of a repository, of which no more is read than any list of files takes."""
     import httpx
@@ -107,7 +136,7 @@ def _described(kind: Kind, repository: str, revision: str | None) -> Any:
     place += f"/revision/{quote(revision, safe='')}" if revision is not None else ""
     text, limit = bytearray(), constants.HF_HUB_ETAG_TIMEOUT
     with get_session().stream(
-        "GET", place, params={"blobs": True}, headers=build_hf_headers(), timeout=limit
+        "GET", place, params={"blobs": True}, headers=build_hf_headers() | PLAIN, timeout=limit
     ) as answer:
         for piece in answer.iter_bytes():
             text += piece
@@ -166,7 +195,7 @@ def _fetch(kind: Kind, repository: str, commit: str, file: HubFile, folder: Path
             hf_hub_url(repository, file.name, repo_type=kind, revision=commit),
             cast("BinaryIO", handle),
             resume_size=handle.tell(),
-            headers=build_hf_headers() | {"Accept-Encoding": "identity"},
+            headers=build_hf_headers() | PLAIN,
             expected_size=file.size,
             displayed_filename=file.name.rpartition("/")[2],
             tqdm_class=None if file.size >= LARGE else NoBar,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.files import write_whole
+from lemma.core.files import leads_out, write_whole
 from lemma.core.leaves import leaves
 from lemma.evaluation.results import read_settings
 
@@ -44,7 +44,10 @@ def write_settings(folder: Path, identity: dict[str, Any]) -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Two processes never write to one evaluation."""
+    """Two processes never write to one evaluation, and what a link in it leads to is not written."""
+    for path in folder.rglob("*"):
+        if leads_out(path, folder):
+            raise UserError(f"{path} is a link that leads out of the evaluation", fix="write --to and another folder")
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.files import read_json_lines
+from lemma.core.files import from_json, read_json_lines
 from lemma.core.whole_files import WholeFiles
 from lemma.evaluation.eval_row import QUESTION_COLUMNS, EvalRow, csv_line, end_of_line, lines_of
 from lemma.evaluation.metrics import Score, Summary, Ties, mean_over_benchmarks, summarise
@@ -279,7 +279,7 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is broken", fix="remove the folder or choose another") from error
     if not isinstance(settings, dict) or settings.get("version") != VERSION:
@@ -321,7 +321,7 @@ def _read_measures(path: Path) -> dict[str, dict[str, list[float]]]:
     if not path.is_file():
         return {}
     try:
-        measures: dict[str, dict[str, list[float]]] = json.loads(path.read_text(encoding="utf-8"))
+        measures: dict[str, dict[str, list[float]]] = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is broken", fix="evaluate again in another folder") from error
     return measures

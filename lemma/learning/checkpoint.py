@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
-from lemma.core.files import sync_file, sync_folder, write_whole
+from lemma.core.files import from_json, sync_file, sync_folder, write_whole
 from lemma.core.ranks import from_leader, is_leader, rank, together, world_size
 from lemma.learning.manifest import find_damage, fingerprint
 from lemma.learning.tensor_files import to_host, write_tensors
@@ -240,7 +240,7 @@ class CheckpointStore:
     def best(self) -> dict[str, Any] | None:
         """Step, score and its metric of the best checkpoint on disk."""
         path = self.folder / BEST
-        return json.loads(path.read_text()) if path.is_file() else None
+        return from_json(path.read_text()) if path.is_file() else None
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint on disk, valid or not."""
@@ -303,7 +303,7 @@ class CheckpointStore:
         """A checkpoint, verified unless somebody did that already; raises BrokenCheckpoint."""
         path = self._path(step)
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
+            manifest = from_json((path / MANIFEST).read_text())
             if manifest["format"] not in FORMATS:
                 raise BrokenCheckpoint(
                     f"format {manifest['format']}, this version of Lemma reads {FORMATS[-1]} and less"
@@ -314,7 +314,7 @@ class CheckpointStore:
             damage = find_damage(path, manifest["files"]) if verify else None
             if damage is not None:
                 raise BrokenCheckpoint(damage)
-            state = json.loads((path / STATE).read_text())
+            state = from_json((path / STATE).read_text())
             for found in (manifest["step"], state["step"]):
                 if found != step:
                     raise BrokenCheckpoint(f"it is that of step {found}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lemma.core.files import from_json
 from lemma.reports.tailed import TailedFile
 
 Number = float | None
@@ -72,7 +72,7 @@ class Metrics:
             self.curves = {}
         for line in lines:
             try:
-                row = json.loads(line)
+                row = from_json(line)
                 stage, axis = str(row.pop("stage")), str(row.pop("axis"))
                 self.curves.setdefault((stage, axis), Curves()).add(row)
             except (ValueError, KeyError, TypeError, AttributeError):

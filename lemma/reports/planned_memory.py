@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError
+from lemma.core.files import from_json
 from lemma.core.hub_access import looks_like_path
 from lemma.learning.learning_options import MOMENTS, USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
@@ -44,7 +44,7 @@ def _layout(run: Path, recipe: Mapping[str, Any], stage: str) -> dict[str, Any]:
     its start; before that, as far as the recipe tells."""
     path = run / "stages" / stage / LAYOUT
     if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = from_json(path.read_text(encoding="utf-8"))
         layout = {name: str(found[name]) if name == "shard" else int(found[name]) for name in RECORDED}
         return layout | {"slots": -(-int(found.get("slots", 1)) // int(found["ranks"]))}
     cluster = ClusterOptions(**(recipe.get("cluster") or {}))
@@ -62,5 +62,5 @@ def _shape(run: Path, stage: str, path: str) -> Shape:
     cached = None if looks_like_path(base) else cached_folder(base)
     for folder in filter(None, (final / "merged", final, Path(base).expanduser(), cached)):
         if (folder / "config.json").is_file():
-            return Shape.of_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            return Shape.of_config(from_json((folder / "config.json").read_text(encoding="utf-8")))
     raise KeyError(path)

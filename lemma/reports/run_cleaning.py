@@ -32,12 +32,12 @@ def find_spare(folder: Path) -> list[Spare]:
     the journals of steps that no run will go back to, and what their updates noted."""
     spare: list[Spare] = []
     for run in find_runs(folder):
-        if is_locked(run):
-            continue
         try:
             refuse_links(run)
+            if is_locked(run):
+                continue
             found = _spare_of(RunReader(run))
-        except (UserError, OSError) as error:
+        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
             warn(f"{run} is left as it is: {error}")
             continue
         for kind, paths in found.items():
@@ -53,7 +53,7 @@ def _spare_of(run: RunReader) -> dict[str, list[Path]]:
     notes: list[Path] = []
     for stage in run.stages:
         place = run.folder / "stages" / stage / "checkpoints"
-        steps = {int(path.name.removeprefix("step-")): path for path in place.glob("step-*")}
+        steps = {int(path.name[5:]): path for path in place.glob("step-*") if path.name[5:].isdecimal()}
         best = CheckpointStore(place, 1, lambda text: None).best() if steps else None
         done, newest = run.is_done(stage), max(steps, default=0)
         kept = {newest if not done else -1, best["step"] if best else -1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from lemma.core.errors import UserError
+from lemma.core.files import from_json
 from lemma.evaluation.results import is_complete
 from lemma.reports.curves import Metrics
 from lemma.reports.run_state import Log, State, check_is_run, state_of
@@ -19,6 +19,7 @@ from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk,
 from lemma.reports.token_texts import TokenTexts, load_token_texts
 from lemma.rollouts.journal_files import step_journals
 from lemma.rollouts.token_notes import FOLDER, read_notes
+from lemma.runs.run_folder import refuse_odd_files
 from lemma.runs.run_options import STAGE_NAME
 
 
@@ -48,6 +49,7 @@ class RunReader:
 
     def __init__(self, folder: Path, name: str | None = None):
         check_is_run(folder)
+        refuse_odd_files(folder)
         self.folder, self.name = folder, name or folder.resolve().name
         self.recipe = _read_recipe(folder)
         stages = self.recipe.get("stages")
@@ -73,7 +75,7 @@ class RunReader:
     @property
     def facts(self) -> dict[str, Any]:
         try:
-            facts = json.loads((self.folder / "run.json").read_text())
+            facts = from_json((self.folder / "run.json").read_text())
         except (OSError, ValueError):
             return {}
         return facts if isinstance(facts, dict) else {}

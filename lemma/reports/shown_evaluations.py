@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.core.files import from_json
 from lemma.evaluation.comparison import Change, Comparison, EvalResult, compare, read_evaluation
 from lemma.reports.run_reader import EvaluationPlace, RunReader
 
@@ -19,7 +20,7 @@ LISTED = 40
 def evaluation_rows(place: EvaluationPlace) -> list[dict[str, Any]]:
     """One row for each benchmark of an evaluation, and for each metric of an environment, from its results.json."""
     try:
-        results = json.loads((place.folder / "results.json").read_text(encoding="utf-8"))
+        results = from_json((place.folder / "results.json").read_text(encoding="utf-8"))
         return [
             {"evaluation": place.name, "stage": place.stage, "step": place.step, "benchmark": name, **row}
             for name, result in results["benchmarks"].items()
@@ -92,7 +93,7 @@ def pairs_between(first: RunReader, second: RunReader) -> list[Pair]:
 def _kind(folder: Path) -> str:
     """What two evaluations must share to be compared: the problems and how they were posed."""
     try:
-        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["benchmarks"]
+        settings = from_json((folder / "settings.json").read_text(encoding="utf-8"))["benchmarks"]
         return json.dumps({name: (one["temperature"], one["n"], one["max_tokens"]) for name, one in settings.items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return str(folder)

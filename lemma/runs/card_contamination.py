@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.files import write_whole
+from lemma.core.files import from_json, write_whole
 from lemma.data.data_options import DataOptions, journal_place
 from lemma.data.sources import ARITHMETIC, BUILT_IN
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT, Benchmark, find_benchmark
@@ -32,7 +32,7 @@ Found = dict[str, Any]
 def read_record(run: Path, stage: str) -> dict[str, Any] | None:
     """What was found when the stage ended."""
     try:
-        record = json.loads((run / "stages" / stage / FILE).read_text(encoding="utf-8"))
+        record = from_json((run / "stages" / stage / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("stages"), dict) else None

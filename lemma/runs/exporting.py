@@ -18,7 +18,7 @@ from lemma.models.places import lasting
 from lemma.runs.joined_adapters import Joined, adapters_before, join_adapters, name_base
 from lemma.runs.prompt_file import PROMPT_FILE, trained_system
 from lemma.runs.run import RecipeLike
-from lemma.runs.run_folder import RunFolder
+from lemma.runs.run_folder import RunFolder, refuse_links
 from lemma.runs.run_options import stage_before
 
 Kind = Literal["merged", "adapter"]
@@ -49,6 +49,7 @@ def export_model(
 
     `onto_base` adds the adapters of earlier stages, so that a single adapter leads from the recipe's model to this one.
     """
+    refuse_links(run_dir)  # it is written to
     folder = RunFolder(run_dir, only_read=True)
     try:
         name = stage or newest_stage(recipe, run_dir)

@@ -3,13 +3,13 @@ of an engine."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
+from lemma.core.files import from_json
 from lemma.core.host_memory import host_memory
 from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, speakers, world_size
 from lemma.engines.native.engine import BLOCK, bytes_per_token
@@ -153,6 +153,6 @@ def _shape_of_files(model: ModelOptions, start: Path | None) -> Shape | None:
         return Shape.of_tiny(model.tiny)
     try:
         place = start or Path(resolve(model.path))
-        return Shape.of_config(json.loads((place / "config.json").read_text(encoding="utf-8")))
+        return Shape.of_config(from_json((place / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError):
         return None

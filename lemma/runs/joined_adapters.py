@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lemma.core.errors import UserError
-from lemma.core.files import use_umask
+from lemma.core.files import from_json, use_umask
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
@@ -60,7 +60,7 @@ def join_adapters(folders: Sequence[Path], target: Path, rank: int | None) -> Jo
         lost += difference(factors, Factors(kept.up.double(), kept.down.double())).norm() ** 2
         total += factors.norm() ** 2
         tensors[name + UP], tensors[name + DOWN] = kept.up.contiguous(), kept.down.contiguous()
-    settings = json.loads((target / SETTINGS).read_text())
+    settings = from_json((target / SETTINGS).read_text())
     alpha = int(scale * rank) if (scale * rank).is_integer() else scale * rank
     settings |= {"r": rank, "lora_alpha": alpha, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
     save_file(tensors, str(target / WEIGHTS), metadata={"format": "pt"})
@@ -143,7 +143,7 @@ def scale_of(folder: Path) -> float:
 
 def _settings(folder: Path) -> Mapping[str, Any]:
     try:
-        settings: Mapping[str, Any] = json.loads((folder / SETTINGS).read_text())
+        settings: Mapping[str, Any] = from_json((folder / SETTINGS).read_text())
         return settings
     except (OSError, ValueError) as error:
         raise _broken(folder, error) from error

@@ -5,7 +5,6 @@ The same recipe and results give the same card: it names no time and no machine.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lemma.core.files import write_whole
+from lemma.core.files import from_json, write_whole
 from lemma.core.version import lemma_version
 from lemma.data.hub import hub_origin
 from lemma.models.places import TINY, lasting
@@ -95,7 +94,7 @@ def card_text(
 def _stage_below(place: Path, recipe: Mapping[str, Any]) -> str | None:
     """The stage whose final model an adapter names as its base, unless that is the recipe's model."""
     settings = place / "adapter_config.json"
-    named = json.loads(settings.read_text()).get("base_model_name_or_path") if settings.is_file() else None
+    named = from_json(settings.read_text()).get("base_model_name_or_path") if settings.is_file() else None
     base = Path(named or "")
     is_final = base.name in ("merged", "adapter") and base.parent.name == "final"
     return base.parent.parent.name if is_final and named != lasting(str(recipe["model"]["path"])) else None
@@ -201,7 +200,7 @@ def find_results(run: Path, stage: str, step: int | None) -> Iterator[dict[str, 
         folders = [folder for folder in folders if folder.name == f"step-{step:06d}"]
     for folder in folders[-1:]:
         try:
-            results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            results = from_json((folder / "results.json").read_text(encoding="utf-8"))
             for name, result in results["benchmarks"].items():
                 yield {"benchmark": name, "n": result["n"], "k": result["k"], **result["headline"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

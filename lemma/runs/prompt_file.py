@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from lemma.core.files import from_json
 
 PROMPT_FILE = "prompt.json"
 
@@ -11,6 +12,6 @@ PROMPT_FILE = "prompt.json"
 def trained_system(folder: Path) -> str | None:
     """The system message from a stage's rows, or of an exported model; None if there was none."""
     try:
-        return json.loads((folder / PROMPT_FILE).read_text(encoding="utf-8")).get("system")
+        return from_json((folder / PROMPT_FILE).read_text(encoding="utf-8")).get("system")
     except (OSError, ValueError, AttributeError):
         return None

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from lemma.core.errors import UserError
-from lemma.core.files import use_umask, write_whole
+from lemma.core.files import from_json, use_umask, write_whole
 from lemma.runs.model_card import write_cards
 from lemma.runs.run import RecipeLike
 from lemma.runs.run_folder import LAYOUT
@@ -24,7 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def precision_of(folder: Path) -> str | None:
     """The precision of the weights according to a model's configuration."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = from_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return _named(str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch."))
@@ -51,7 +51,7 @@ def convert(folder: Path, precision: str) -> None:
         os.replace(partial, path)
     config = folder / "config.json"
     if config.is_file():
-        values = json.loads(config.read_text(encoding="utf-8"))
+        values = from_json(config.read_text(encoding="utf-8"))
         values.pop("torch_dtype", None)
         write_whole(config, json.dumps(values | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
 
@@ -76,7 +76,7 @@ def _trained_in(run: Path, stage: str) -> str | None:
     """The precision that the stage computed in, which is that of its device."""
     folder = run / "stages" / stage
     try:
-        wanted = json.loads((folder / LAYOUT).read_text(encoding="utf-8")).get("precision")
+        wanted = from_json((folder / LAYOUT).read_text(encoding="utf-8")).get("precision")
     except (OSError, ValueError):
         wanted = None
     return _named(wanted) or precision_of(folder / "final" / "merged") or precision_of(folder / "final")

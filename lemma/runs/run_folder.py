@@ -28,7 +28,7 @@ import yaml
 
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
-from lemma.core.files import JsonLines, sync_folder, write_whole
+from lemma.core.files import JsonLines, from_json, leads_out, sync_folder, write_whole
 from lemma.core.leaves import in_yaml, leaves
 from lemma.core.version import installed_version, lemma_version
 from lemma.learning.manifest import find_damage
@@ -135,7 +135,7 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            facts = json.loads(path.read_text())
+            facts = from_json(path.read_text())
         except ValueError:
             facts = None
         if not isinstance(facts, dict) or not {"digest", "threads"} <= facts.keys():
@@ -184,7 +184,7 @@ class RunFolder:
         """Whether a whole run was set aside, and which of its names; the folder may be from anybody."""
         path = self._aside / NAMES
         try:
-            aside = json.loads(path.read_text(encoding="utf-8"))
+            aside = from_json(path.read_text(encoding="utf-8"))
             is_whole, names = bool(aside["whole"]), list(aside["names"])
             if all(name in (*OWN_FILES, *OWN_FOLDERS) or re.fullmatch(f"stages/{STAGE_NAME}", name) for name in names):
                 return is_whole, names
@@ -297,7 +297,7 @@ class RunFolder:
             return None
         try:
             files = {
-                self.stage(name) / "final" / file: mark for file, mark in json.loads(done.read_text())["files"].items()
+                self.stage(name) / "final" / file: mark for file, mark in from_json(done.read_text())["files"].items()
             }
             used = {str(path.relative_to(place)): mark for path, mark in files.items() if path.is_relative_to(place)}
             damage = find_damage(place, used) if used else "done.json names no files"
@@ -324,10 +324,10 @@ def refuse_links(run: Path) -> None:
     The folder of each session of Weights & Biases holds a link to a log of its own. Nothing is written there again, and
     what is removed is not followed.
     """
-    home, sessions = os.path.realpath(run), (run / "wandb", run / EARLIER / "wandb")
+    sessions = (run / "wandb", run / EARLIER / "wandb")
     for place, folders, names in os.walk(run):
         for path in (os.path.join(place, name) for name in (*folders, *names)):
-            if os.path.islink(path) and not (os.path.realpath(path) + os.sep).startswith(home + os.sep):
+            if leads_out(path, run):
                 raise UserError(
                     f"{path} is a link that leads out of the run folder",
                     fix="put what it leads to in its place, or make the whole run folder a link",
@@ -336,15 +336,24 @@ def refuse_links(run: Path) -> None:
             folders.clear()
         elif place == str(run):
             folders[:] = [name for name in folders if not name.startswith(DOOMED)]
-    for name in (".lock", *OWN_FILES):
-        if (run / name).exists() and not (run / name).is_file():
-            raise UserError(f"{run / name} is not a file", fix="remove it, or give this run another run.dir")
+    refuse_odd_files(run)
+
+
+def refuse_odd_files(run: Path) -> None:
+    """Refuse a run folder with a pipe, a device or a folder in the place of a file: it would be read without end."""
+    own = [str(run / name) for name in (".lock", *OWN_FILES)]
+    for place, folders, names in os.walk(run):
+        if place == str(run / "wandb"):
+            folders.clear()
+        for path in (*(os.path.join(place, name) for name in names), *(own if place == str(run) else ())):
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise UserError(f"{path} is not a file", fix="remove it, or give this run another run.dir")
 
 
 def _place(line: bytes) -> tuple[str, int] | None:
     """Stage and step of a metrics row; None for a line that is not one."""
     try:
-        row = json.loads(line)
+        row = from_json(line)
         return str(row["stage"]), int(row["step"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -181,7 +181,23 @@ def test_a_description_without_end(fetch, monkeypatch):
     """However little of it travels: no more is read than any description takes."""
     monkeypatch.setattr("lemma.data.hub.LONGEST_LISTING", 1 << 20)
     assert "does not answer as a hub does" in fetch(b"[" + b" " * (2 << 20))
-    assert "does not answer as a hub does" in fetch(gzip.compress(b" " * (2 << 20)), coding="gzip")
+
+
+@pytest.mark.parametrize("coding", ["gzip", "gzip, gzip", "deflate"])
+def test_a_coding_that_nobody_asked_for(fetch, coding):
+    """A kilobyte may become any number of gigabytes."""
+    data = gzip.compress(b" " * (2 << 20))
+    assert "as a hub does about the coding" in fetch(data, coding=coding)
+    sent = {"Content-Encoding": coding, "Content-Length": str(len(data))}
+    assert "as a hub does about the coding" in fetch(described(large()), lambda request: (200, sent, data))
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+def test_a_refusal_without_end(fetch, status):
+    def endless(request: BaseHTTPRequestHandler) -> Answer:
+        return status, {"Location": "/resolve/"}, (CONTENT for _ in range(400))
+
+    assert "as a hub does about what it refuses or moves" in fetch(described(large()), endless)
 
 
 def test_content_that_ends_too_soon(fetch):

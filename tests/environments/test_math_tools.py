@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import socket
@@ -141,6 +142,9 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "makes others wait for a file": (
         "import fcntl, os; fcntl.fcntl(os.open(MINE, 0), 1024, 1)", "PermissionError"),
     "locks a file": ("import fcntl, os; fcntl.flock(os.open(MINE, 0), fcntl.LOCK_EX)", ""),
+    "locks a part of one": ("import fcntl, os; fcntl.lockf(os.open(MINE, 0), fcntl.LOCK_SH)", ""),
+    "reads memory that others share": ("import ctypes; ctypes.CDLL(None).shmat(MEMORY, None, 0)", "-1"),
+    "removes it": ("import ctypes; ctypes.CDLL(None).shmctl(MEMORY, 0, None)", "-1"),
     "watches a folder": (
         "import ctypes; c = ctypes.CDLL(None); c.inotify_add_watch(c.inotify_init(), b'/tmp', 256)", "-1"),
     "reads the kernel's log": (
@@ -197,20 +201,23 @@ def test_hostile_programs_are_answered_and_reach_nothing(
 ) -> None:
     """By Landlock, as on a machine that allows no namespaces, too."""
     monkeypatch.setattr(Sandbox, "confine", confined)
-    mine = packages / "mine.py"
+    mine, libc = packages / "mine.py", ctypes.CDLL(None)
+    memory = libc.shmget(0, 4096, 0o600)
     before = [(path.name, path.stat().st_mode, path.stat().st_mtime_ns) for path in (packages, mine)]
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
-        names = (str(secret), str(mine), __file__, server.getsockname()[1], os.getpid())
-        front = f"SECRET, MINE, SOURCE, PORT, TRAINER = {names!r}\n"
+        names = (str(secret), str(mine), __file__, server.getsockname()[1], os.getpid(), memory)
+        front = f"SECRET, MINE, SOURCE, PORT, TRAINER, MEMORY = {names!r}\n"
         for name, (code, words) in HOSTILE.items():
             output = sandbox.run(front + code)
             assert any(word in output for word in words.split("|")) and SECRET not in output, f"{name}: {output}"
             assert sandbox.run("import mine; mine.VALUE") == "42\n", name
-            with mine.open() as file:
+            with mine.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(BlockingIOError):
             server.accept()
+    assert libc.shmctl(memory, 0, None) == 0, "it is removed here"
     wait_for(lambda: not list(Path("/tmp").glob("lemma-python-*/d")))  # folders of any depth are removed
     assert [path.name for path in secret.parent.iterdir()] == [secret.name]
     assert [path.name for path in packages.iterdir()] == ["mine.py"] and not Path("/tmp/lemma-was-here").exists()

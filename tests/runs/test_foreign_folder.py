@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from lemma.core.errors import LemmaWarning, UserError
+from lemma.evaluation.eval_folder import alone_in
+from lemma.recipe import Recipe
 from lemma.reports.run_cleaning import find_spare, remove
+from lemma.reports.run_reader import RunReader
 from lemma.reports.run_table import list_runs
+from lemma.runs.exporting import export_model
 from lemma.runs.run_folder import RunFolder
 
 
@@ -104,6 +108,24 @@ def test_a_file_that_is_none(run: Path) -> None:
         RunFolder(run)
 
 
+def test_an_export_is_written_in_the_run(run: Path, victim: Path) -> None:
+    (run / "export").symlink_to(victim)
+    (victim / ".sft-2-full.partial").mkdir()
+    with pytest.raises(UserError, match="export is a link that leads out of the run folder"):
+        export_model(Recipe(stages={"sft": {}}), run, stage="sft", checkpoint="last", kind="full", to=None)
+    assert untouched(victim) and (victim / ".sft-2-full.partial").is_dir()
+
+
+@pytest.mark.parametrize("link", [".lock", "gsm8k.jsonl", "journal"])
+def test_an_evaluation_is_written_in_its_folder(tmp_path: Path, victim: Path, link: str) -> None:
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    (folder / link).symlink_to(victim if link == "journal" else victim / "file")
+    with pytest.raises(UserError, match="is a link that leads out of the evaluation"), alone_in(folder):
+        pass
+    assert untouched(victim)
+
+
 def test_clean_takes_nothing_from_outside(tmp_path: Path, victim: Path) -> None:
     """Neither by the name of a stage nor by a link; a run of one's own is cleaned all the same."""
     runs = tmp_path / "runs"
@@ -129,3 +151,33 @@ def test_runs_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> None
     assert rows["bad"].state == "unreadable" and "cannot be read" in rows["bad"].best and rows["good"].state == "new"
     done = subprocess.run([sys.executable, "-m", "lemma", "runs", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0 and "unreadable" in done.stdout and "good" in done.stdout
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "run.log", "stages/sft/journal/step-000001.jsonl"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_read_without_end_does_not_hide_the_others(tmp_path: Path, name: str, kind: str) -> None:
+    make_run(tmp_path / "good")
+    path = make_run(tmp_path / "bad") / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    rows = {row.folder.name: row for row in list_runs(tmp_path)}
+    assert rows["bad"].state == "unreadable" and "is not a file" in rows["bad"].best and rows["good"].state == "new"
+    with pytest.warns(LemmaWarning, match="bad is left as it is"):
+        assert find_spare(tmp_path) == []
+
+
+def test_odd_contents_are_damage(tmp_path: Path) -> None:
+    """Of any depth, and of other kinds than a run writes."""
+    nested = make_run(tmp_path / "nested")
+    for name in ("run.json", "metrics.jsonl"):
+        (nested / name).write_text("[" * 200_000 + "\n")
+    checkpoints = make_run(tmp_path / "odd") / "stages" / "sft" / "checkpoints"
+    for name in ("step-x", "step-000002"):
+        (checkpoints / name).mkdir(parents=True)
+    (checkpoints / "best.json").write_text("[1]")
+    assert [row.state for row in list_runs(tmp_path)] != []
+    with pytest.warns(LemmaWarning, match="odd is left as it is"):
+        assert find_spare(tmp_path) == []
+    with pytest.raises(UserError, match=r"run\.json is broken"):
+        RunFolder(nested, only_read=True).facts()
+    assert RunReader(nested).facts == {}

@@ -1,6 +1,6 @@
 """A filter of system calls for programs and agents of a model: no new process or program, no signal to others, no
-connection, no mount, no namespace, no tracing, no slowing down of others, no memory or file that no limit counts, no
-change of who may use a file, of its times or flags, or of its length by its path.
+connection, no mount, no namespace, no tracing, no slowing down of others, no memory or queue that others share or that
+no limit counts, no change of who may use a file, of its times or flags, or of its length by its path, no lock on it.
 
 It holds with or without namespaces, and nothing that runs under it can take it off.
 """
@@ -11,7 +11,7 @@ import ctypes
 import errno
 import platform
 import struct
-from collections.abc import Collection
+from collections.abc import Mapping
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -29,8 +29,9 @@ CLONE, FCNTL, PRLIMIT = {"x86_64": 56, "aarch64": 220}, {"x86_64": 72, "aarch64"
 IOCTL, SOCKETPAIR = {"x86_64": 16, "aarch64": 29}, {"x86_64": 53, "aarch64": 199}
 CLONE3 = 435
 # What `fcntl` must not do: have a file signal another process, make others wait for it, watch a folder, or hold more
-# in a pipe.
+# in a pipe. Locks on parts of a file seem to succeed and do nothing.
 FILE_COMMANDS = {"SETOWN": 8, "SETSIG": 10, "SETOWN_EX": 15, "SETLEASE": 1024, "NOTIFY": 1026, "SETPIPE_SZ": 1031}
+FILE_LOCKS = {"SETLK": 6, "SETLKW": 7, "OFD_SETLK": 37, "OFD_SETLKW": 38}
 # All that `ioctl` may do: ask about a terminal, count what can be read, and set how a descriptor waits and is passed
 # on. Others change files that were opened for reading alone.
 DEVICE_COMMANDS = {"TCGETS": 0x5401, "TIOCGWINSZ": 0x5413, "FIONREAD": 0x541B, "FIONBIO": 0x5421, "FIONCLEX": 0x5450,
@@ -59,7 +60,10 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "keyctl": (250, 219), "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104),
     "kexec_file_load": (320, 294), "reboot": (169, 142), "iopl": (172, None), "ioperm": (173, None),
     "vhangup": (153, 58), "acct": (163, 89), "prctl": (157, 167),
-    "semget": (64, 190), "shmget": (29, 194), "msgget": (68, 186), "mq_open": (240, 180),
+    "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
+    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "mq_open": (240, 180), "mq_unlink": (241, 181),
     "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
     "migrate_pages": (256, 238), "move_pages": (279, 239),
@@ -115,22 +119,22 @@ def program(machine: str) -> bytes:
     for number in numbers(WITHOUT_EFFECT, machine):
         lines += [_jump(number, 0, 1), _give(FAIL)]
     # Limits of this process only, which is number 0.
-    lines += _by_argument(PRLIMIT[machine], FIRST, [0], ALLOW, REFUSE)
-    lines += _by_argument(FCNTL[machine], SECOND, FILE_COMMANDS.values(), REFUSE, ALLOW)
-    lines += _by_argument(IOCTL[machine], SECOND, DEVICE_COMMANDS.values(), ALLOW, NO_TERMINAL)
-    lines += _by_argument(SOCKETPAIR[machine], SECOND, [STREAM], ALLOW, REFUSE, bits=KIND_OF_SOCKET)
+    lines += _by_argument(PRLIMIT[machine], FIRST, {0: ALLOW}, REFUSE)
+    file_commands = dict.fromkeys(FILE_COMMANDS.values(), REFUSE) | dict.fromkeys(FILE_LOCKS.values(), FAIL)
+    lines += _by_argument(FCNTL[machine], SECOND, file_commands, ALLOW)
+    lines += _by_argument(IOCTL[machine], SECOND, dict.fromkeys(DEVICE_COMMANDS.values(), ALLOW), NO_TERMINAL)
+    lines += _by_argument(SOCKETPAIR[machine], SECOND, {STREAM: ALLOW}, REFUSE, bits=KIND_OF_SOCKET)
     # Threads are allowed, processes are not.
     lines += [_jump(CLONE[machine], 0, 3), _load(FIRST), _jump_if_set(CLONE_THREAD, 1, 0), _give(REFUSE), _give(ALLOW)]
     return b"".join(lines)
 
 
-def _by_argument(
-    number: int, place: int, values: Collection[int], known: int, other: int, bits: int | None = None
-) -> list[bytes]:
+def _by_argument(number: int, place: int, known: Mapping[int, int], other: int, bits: int | None = None) -> list[bytes]:
     """What a call gets by one of its arguments, or by some bits of it."""
     lines = [_load(place)] + ([_line(0x54, 0, 0, bits)] if bits is not None else [])
-    lines += [_jump(value, len(values) - index, 0) for index, value in enumerate(values)]
-    lines += [_give(other), _give(known)]
+    for value, given in known.items():
+        lines += [_jump(value, 0, 1), _give(given)]
+    lines += [_give(other)]
     return [_jump(number, 0, len(lines)), *lines]
 
 
