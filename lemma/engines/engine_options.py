@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ class EngineOptions(Options):
 
     name: str = ""
     """native (the trainer's own modules), vllm, or transformers (slow, for comparison)."""
+    start: ClassVar[str] = "preparing the engine"
+    """What is waited for while it starts."""
 
 
 class NativeOptions(EngineOptions):
@@ -55,6 +57,7 @@ class VllmEngineOptions(VllmOptions, EngineOptions):
 
     name: Literal["vllm"] = "vllm"
     """vLLM, in this process or as a server."""
+    start: ClassVar[str] = "starting vLLM"
 
 
 ENGINES: dict[str, type[EngineOptions]] = {

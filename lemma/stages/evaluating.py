@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -109,11 +109,15 @@ class StageBenchmarks:
         if given is not None:
             yield given
             return
-        engine = make_engine(self._engine, self._policy, self._stage.seed, self._stage.emit)
-        try:
-            engine.update_weights(step)
+        with ExitStack() as stack:
+            with self._stage.waiting(self._engine.start):
+                engine = make_engine(self._engine, self._policy, self._stage.seed, self._stage.emit)
+                stack.callback(self._close, engine)
+                engine.update_weights(step)
             yield engine
-        finally:
+
+    def _close(self, engine: Engine) -> None:
+        with self._stage.waiting("closing the engine"):
             engine.close()
             if self._policy.device.type == "cuda":
                 torch.cuda.empty_cache()

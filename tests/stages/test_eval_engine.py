@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lemma.core.events import Awaited
+from lemma.engines.engine_options import ENGINES
 from lemma.engines.transformers_engine import TransformersEngine
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.stages.sft_world import World
@@ -27,7 +29,11 @@ def test_a_supervised_stage_chooses_it_and_every_one_is_closed(tmp_path: Path, m
         places = sorted((world.run / "evaluations" / "sft").glob("step-*"))
         settings = [json.loads((place / "settings.json").read_text()) for place in places]
         assert [one["benchmarks"]["sums"]["engine"].split()[0] for one in settings] == [name] * 3
+        waits = [event.what for event in world.events if isinstance(event, Awaited)]
+        told = ["preparing the engine", "evaluating (benchmarks)", "closing the engine"]
+        assert [what for what in waits if what in told] == told * 3, "none of it counts for a step's pace"
     assert len(closed) == 3, "one for each evaluation"
+    assert ENGINES["vllm"]().start == "starting vLLM"
 
 
 def test_a_stage_that_samples_has_one_already() -> None:

@@ -118,7 +118,7 @@ def open_speaking(
     if world is not None:
         stack.callback(world.close)
     stack.callback(parts.ahead.settle)
-    with stage.waiting("starting vLLM" if options.rollout.engine.name == "vllm" else "preparing the engine"):
+    with stage.waiting(options.rollout.engine.start):
         engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
         stack.callback(engine.close)
         engine.update_weights(done)
