@@ -97,7 +97,7 @@ def measure(
 ) -> Evaluation:
     """Load the model, ask it in the format that is named or its own, and give its memory back."""
     from lemma.api.model_format import format_of_model
-    from lemma.environments.worlds import Worlds
+    from lemma.environments.env_pool import EnvPool
     from lemma.evaluation.evaluator import evaluate as evaluate_policy
     from lemma.models.places import TINY, resolve
     from lemma.models.same_weights import check_same_weights
@@ -114,7 +114,7 @@ def measure(
         )
     finally:
         if settings.environment is not None:
-            Worlds.of(settings.environment).close()
+            EnvPool.of(settings.environment).close()
             settings.environment.close()
         speaker.close()
     return Evaluation(report, folder)

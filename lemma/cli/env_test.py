@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     environment = (options := stage_of(load_recipe(args.recipe, args.overrides), args.stage)).environment
     if environment.is_single_turn:
         raise UserError("this stage has no environment", fix="add one, for example `environment: higher_lower`")
-    if environment.driver is not None:
+    if not environment.is_stepped:
         raise UserError(f"environment {environment.name} is not stepped", fix="`lemma env play` shows an episode")
     environment.check()
     problems = [as_asked(problem) for problem in stage_problems(options, args.seed)[: args.problems]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,13 +225,15 @@ def _stream(speaker: _Speaker, request: Request) -> Completion:
     from lemma.cli.stream import Words
 
     words = Words(speaker.policy.tokenizer, speaker.ends, sys.stdout)
-    streams = speaker.engine.streams_tokens
-    if streams:
-        speaker.engine.on_tokens = words.hear
-    speaker.engine.submit(request)
-    (completion,) = speaker.engine.completions()
-    if not streams:
-        words.hear(completion.key, completion.sample, completion.ids)
+    engine = speaker.engine
+    engine.submit(replace(request, stream=engine.streams_tokens))
+    while not engine.finished:
+        engine.work()
+        while engine.streams_tokens and engine.new_tokens:
+            words.hear(engine.new_tokens.popleft().ids)
+    completion = engine.finished.popleft()
+    if not engine.streams_tokens:
+        words.hear(completion.ids)
     words.end()
     return completion
 
