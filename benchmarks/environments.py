@@ -159,7 +159,7 @@ def run(
 
 def asks_of(args: argparse.Namespace, vocabulary: int) -> list[Any]:
     from lemma.core.types import Message, Problem
-    from lemma.rollouts.play import Ask
+    from lemma.rollouts.ask import Ask
 
     rng = np.random.default_rng(1)
     return [

@@ -19,10 +19,11 @@ import gzip
 import json
 import statistics
 import tempfile
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,43 +146,54 @@ class Paced:
     """An engine without a model: `slots` sequences at a time, and so many seconds for each wave of them. Its waiting
     leaves the interpreter to others, as an engine on a GPU does; between two bursts it keeps it for a while."""
 
-    name, context, in_place_of, streams_tokens = "paced", 1 << 20, None, True
+    name, context, in_place_of = "paced", 1 << 20, None
 
     def __init__(self, vocabulary: int, slots: int, wave_seconds: float, bursts: int = 32, host_share: float = 0.02):
         self.slots, self.wave_seconds, self.bursts, self.host_share = slots, wave_seconds, bursts, host_share
-        self.while_waiting: Any = nullcontext
-        self.on_tokens: Any = None
-        self.between_steps: Any = None
+        self.device_wait, self.sampled_tokens = threading.Event(), 0
+        self.finished: deque[Any] = deque()
         self._rng, self._vocabulary = np.random.default_rng(0), vocabulary
         self._waiting: list[Any] = []
+        self._wave: list[Any] = []
+        self._left = 0
 
     def submit(self, request: Any) -> None:
         self._waiting += [(request, sample) for sample in range(request.n)]
 
-    def completions(self) -> Iterator[Any]:
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._wave)
+
+    def work(self) -> None:
+        """One burst of the wave."""
         from lemma.engines.protocol import Completion
 
-        while self._waiting:
-            wave, self._waiting = self._waiting[: self.slots], self._waiting[self.slots :]
-            new = wave[0][0].sampling.max_tokens
-            ids = self._rng.integers(2, self._vocabulary, (len(wave), new)).astype(np.int32)
-            zeros = np.zeros(new, dtype=np.float32)
-            parts = np.array_split(np.arange(new), self.bursts)
-            for part in parts:
-                self._burst(wave, ids[:, part])
-            for (request, sample), own in zip(wave, ids, strict=True):
-                yield Completion(request.key, sample, own, zeros, zeros, "length", 0)
-
-    def _burst(self, wave: list[Any], ids: np.ndarray) -> None:
+        if not self._wave:
+            self._wave, self._waiting = self._waiting[: self.slots], self._waiting[self.slots :]
+            self._left = self.bursts
+        new = self._wave[0][0].sampling.max_tokens
         seconds = self.wave_seconds / self.bursts
-        with self.while_waiting():
-            time.sleep(seconds * (1 - self.host_share))
+        self.device_wait.set()
+        time.sleep(seconds * (1 - self.host_share))
+        self.device_wait.clear()
         ends = time.perf_counter() + seconds * self.host_share
-        for (request, sample), own in zip(wave, ids, strict=True):
-            if self.on_tokens is not None:
-                self.on_tokens(request.key, sample, own)
+        self.sampled_tokens += len(self._wave) * new // self.bursts
         while time.perf_counter() < ends:
             pass
+        self._left -= 1
+        if not self._left:
+            zeros = np.zeros(new, dtype=np.float32)
+            for request, sample in self._wave:
+                own = self._rng.integers(2, self._vocabulary, new).astype(np.int32)
+                self.finished.append(Completion(request.key, sample, own, zeros, zeros, "length", 0))
+            self._wave = []
+
+    def completions(self) -> Iterator[Any]:
+        while self.is_busy or self.finished:
+            while self.finished:
+                yield self.finished.popleft()
+            if self.is_busy:
+                self.work()
 
 
 def run_lemma(row: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +40,9 @@ class MadeBefore(Script):
 
     name = "made before"
 
-    def __init__(self, turns: Mapping[Key, Sequence[np.ndarray]]):
-        super().__init__(turns)
-        self._ready: deque[Completion] = deque()
-
-    @property
-    def finished(self) -> deque[Completion]:
-        return self._ready
-
-    def completions(self) -> Iterator[Completion]:
+    def work(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._ready = deque(self._completion(one, sample) for one in waiting for sample in range(one.n))
-        while self._ready:
-            yield self._ready.popleft()
+        self.finished.extend(self._completion(one, sample) for one in waiting for sample in range(one.n))
 
     def _completion(self, request: Request, sample: int) -> Completion:
         ids = self._turns[request.key][sample]

@@ -129,7 +129,7 @@ def evaluation_task(
 def measure(task: EvalTask, sink: Sink) -> Evaluation:
     """Load the model, ask it in the format that is named or its own, and give its memory back."""
     from lemma.api.model_format import format_of_model
-    from lemma.environments.worlds import Worlds
+    from lemma.environments.env_pool import EnvPool
     from lemma.evaluation.evaluator import evaluate as evaluate_policy
     from lemma.models.places import TINY, resolve
     from lemma.models.same_weights import check_same_weights
@@ -154,7 +154,7 @@ def measure(task: EvalTask, sink: Sink) -> Evaluation:
         )
     finally:
         if settings.environment is not None:
-            Worlds.of(settings.environment).close()
+            EnvPool.of(settings.environment).close()
             settings.environment.close()
         speaker.close()
     return Evaluation(report, task.folder)

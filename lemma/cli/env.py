@@ -118,7 +118,7 @@ def run_test(args: argparse.Namespace) -> int:
 
     _, options = _stage(args)
     environment = options.environment
-    if environment.driver is not None:
+    if not environment.is_stepped:
         raise UserError(f"environment {environment.name} is not stepped", fix="`lemma env play` shows an episode")
     environment.check()
     problems = [as_asked(problem) for problem in stage_problems(options, args.seed)[: args.problems]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,13 +163,15 @@ def _stream(asker: Asker, request: Request) -> Completion:
     from lemma.reporting.streamed_words import Words
 
     words = Words(asker.policy.tokenizer, asker.ends, sys.stdout)
-    streams = asker.engine.streams_tokens
-    if streams:
-        asker.engine.on_tokens = words.hear
-    asker.engine.submit(request)
-    (completion,) = asker.engine.completions()
-    if not streams:
-        words.hear(completion.key, completion.sample, completion.ids)
+    engine = asker.engine
+    engine.submit(replace(request, stream=engine.streams_tokens))
+    while not engine.finished:
+        engine.work()
+        while engine.streams_tokens and engine.new_tokens:
+            words.hear(engine.new_tokens.popleft().ids)
+    completion = engine.finished.popleft()
+    if not engine.streams_tokens:
+        words.hear(completion.ids)
     words.end()
     return completion
 

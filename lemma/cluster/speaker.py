@@ -208,8 +208,7 @@ class Speaker:
             weight_broadcast.take(policy, self._layout, self._link.carrier, self._link.on_device)
         fault_point("speaker.weights")
         engine.update_weights(word.version)
-        is_generating = engine.between_steps is not None
-        return Taken(_scored(policy, word.prompt) if is_generating else _probe(engine, word.prompt))
+        return Taken(_scored(policy, word.prompt) if engine.is_busy else _probe(engine, word.prompt))
 
     def _unload(self) -> None:
         """Give the memory back, and forget what nobody waits for any more."""
@@ -252,28 +251,26 @@ class Speaker:
                 engine.reset_prefix_cache()
         began, count, tokens = time.perf_counter(), 0, 0
         said = began
-        engine.between_steps = lambda: self._look_up(sessions, engine)
         try:
             self._look_up(sessions, engine)
-            for completion in engine.completions():
-                now = time.perf_counter()
-                session = next(one for one in sessions if completion.key in one.keys)
-                session.count_off(completion.key)
-                if not session.is_ended:
-                    self._say(session.peer, SpokenSample(session.number, completion, now - said))
-                    fault_point("speaker.spoken")
-                said, count, tokens = now, count + 1, tokens + len(completion.ids)
+            while engine.is_busy or engine.finished:
+                engine.work()
+                while engine.finished:
+                    completion, now = engine.finished.popleft(), time.perf_counter()
+                    session = next(one for one in sessions if completion.key in one.keys)
+                    session.count_off(completion.key)
+                    if not session.is_ended:
+                        self._say(session.peer, SpokenSample(session.number, completion, now - said))
+                        fault_point("speaker.spoken")
+                    said, count, tokens = now, count + 1, tokens + len(completion.ids)
                 self._look_up(sessions, engine)
         except UserError as error:
             self._give_up(sessions, engine, error)
-        finally:
-            engine.between_steps = None
         seconds = time.perf_counter() - began
         self._sink(Said(f"{count} samples, {tokens} tokens in {seconds:.2f} s"))
 
     def _give_up(self, sessions: Sequence[Session], engine: Engine, error: UserError) -> None:
         """Those who have anything in the engine hear why they do not get it, and nothing of it stays there."""
-        engine.between_steps = None
         keys = [key for session in sessions for key in session.keys]
         for session in sessions:
             if session.is_at_work and not session.is_ended:

@@ -7,8 +7,10 @@ probability mass that was kept. The behaviour policy's log-probability is their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -18,8 +20,6 @@ from lemma.core.errors import UserError
 from lemma.core.types import Finish
 
 Key = tuple[str | int, ...]
-# Called with new tokens as they are sampled: key, sample and ids.
-Listener = Callable[[Key, int, np.ndarray], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`n` samples for one prompt. The noise of sample i at position t depends on (seed, key, i, t) and nothing else."""
+    """`n` samples for one prompt. The noise of sample i at position t depends on (seed, key, i, t) and nothing else.
+
+    With `stream`, an engine that can reports its tokens as they are sampled (`Engine.new_tokens`).
+    """
 
     key: Key
     prompt: np.ndarray
     sampling: Sampling
     n: int = 1
+    stream: bool = False
 
     @property
     def name(self) -> str:
@@ -97,13 +101,23 @@ class Completion:
         return (repr(self.key), self.sample)
 
 
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Tokens of one sample that were sampled together."""
+
+    key: Key
+    sample: int
+    ids: np.ndarray
+
+
 class EngineError(UserError):
     """An engine refused a request or failed, in one sentence; the engine stays usable unless the message says
     otherwise."""
 
 
 class Engine(Protocol):
-    """`completions` yields until nothing that was submitted is left; more may be submitted and cancelled in between.
+    """Requests may be submitted and cancelled between two calls of `work`, by the one thread that uses the engine.
+    Whoever calls it owns the loop: an engine calls nobody.
 
     Members with a default here are optional for an engine.
     """
@@ -113,18 +127,21 @@ class Engine(Protocol):
     """Maximum length of prompt and completion together."""
     in_place_of: str | None = None
     """The engine that was asked for and cannot run this model."""
+    finished: deque[Completion]
+    """What has finished and was not taken yet."""
     streams_tokens: ClassVar[bool] = False
-    """Whether it calls `on_tokens`, if set, with new tokens as they are sampled."""
-    on_tokens: Listener | None = None
-    while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered while the engine waits for the device and other threads may use the interpreter."""
+    """Whether it reports the tokens of requests with `stream` as they are sampled."""
+    new_tokens: deque[NewTokens] = deque()  # noqa: RUF012  (that of engines that report none: it stays empty)
+    """Tokens of such requests that were not taken yet."""
+    sampled_tokens: int = 0
+    """Tokens sampled so far, where the engine knows before their completion has finished."""
+    device_wait: threading.Event | None = None
+    """Set while `work` waits for the device and other threads may use the interpreter."""
     has_own_devices: ClassVar[bool] = False
     """Whether it has devices of its own, so that it generates while the learner works."""
     updates_in_flight: bool = False
     """Whether unfinished requests continue with the new weights after `update_weights`, and report where they change
     (`Completion.spans`)."""
-    between_steps: Callable[[], None] | None = None
-    """Called every few tokens while completions are awaited; it may submit and cancel requests."""
 
     @property
     def room(self) -> int | None:
@@ -132,9 +149,22 @@ class Engine(Protocol):
         return None
 
     @property
-    def finished(self) -> Sequence[Completion]:
-        """The completions that `completions` will yield before it waits for anything."""
-        return ()
+    def is_busy(self) -> bool:
+        """Whether anything that was submitted has not finished."""
+        ...
+
+    def work(self) -> None:
+        """Generate a few tokens of every sequence, or wait briefly for those who do."""
+        ...
+
+    def completions(self) -> Iterator[Completion]:
+        """What finishes, until nothing that was submitted is left. Whoever stops halfway loses nothing."""
+        while True:
+            while self.finished:
+                yield self.finished.popleft()
+            if not self.is_busy:
+                return
+            self.work()
 
     def sleep(self) -> None:
         """Free memory until the next `update_weights`, if the engine can and its options say so."""
@@ -161,7 +191,6 @@ class Engine(Protocol):
 
     def submit(self, request: Request) -> None: ...
     def cancel(self, key: Key) -> None: ...
-    def completions(self) -> Iterator[Completion]: ...
     def drop(self, keys: Sequence[Key]) -> None:
         """Abandon these keys, which must be all that is unfinished: none of their completions is yielded later."""
         with suppress(EngineError):

@@ -40,6 +40,8 @@ from lemma.models.policy import Policy
 T = TypeVar("T")
 # Seconds of one wait for messages.
 LOOK_SECONDS = 0.05
+# After so long without work a speaker's deadline begins anew: the learner had something else to do.
+AWAY_SECONDS = 1.0
 SAMPLES, ENGINE, WEIGHTS = "samples of the speakers", "the speakers' engine", "weights for the speakers"
 
 
@@ -119,6 +121,7 @@ class SpokenEngine(Engine):
     ):
         self.policy, self._link, self._spent = policy, link, spent
         self._sending, self._hearing = threading.Lock(), threading.Lock()
+        self.device_wait = threading.Event()
         self._sessions: dict[int, _Session] = {}
         self._announced: dict[int, _Session] = {}
         self._answers: deque[tuple[Connection, Any]] = deque()
@@ -134,7 +137,9 @@ class SpokenEngine(Engine):
         self.updates_in_flight = flies and all(one.updates_in_flight for one in loaded)
         shift = ranks.rank() % len(link.connections)
         aloft = [*link.connections[shift:], *link.connections[:shift]]  # learners start with different speakers
-        self._only = self._current = self._new_session(aloft if flies else link.connections[:1], flies=flies)
+        self._only = self._new_session(aloft if flies else link.connections[:1], flies=flies)
+        self._use(self._only)
+        self._worked = 0.0
         self._look_before, link.look = link.look, self._look
 
     @property
@@ -162,12 +167,15 @@ class SpokenEngine(Engine):
     @contextmanager
     def slot(self, number: int) -> Iterator[None]:
         announced = number in self._announced
-        self._current = self._announced.pop(number) if announced else self._new_session(self._peers_of(number))
+        self._use(self._announced.pop(number) if announced else self._new_session(self._peers_of(number)))
         try:
             yield
         finally:
             self._end(self._current)
-            self._current = self._only
+            self._use(self._only)
+
+    def _use(self, session: _Session) -> None:
+        self._current, self.finished = session, session.ready
 
     def _peers_of(self, slot: int) -> Sequence[Connection]:
         """Slots are assigned to the speakers round-robin."""
@@ -188,44 +196,37 @@ class SpokenEngine(Engine):
     # --- the protocol ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
+        """What flies is sent at once, so that speakers have work whatever the learner does next."""
         check_request(request, self.context)
         self._current.add(request)
+        if self._current.flies:
+            self._flush(self._current)
 
     def cancel(self, key: Key) -> None:
         self._current.cancel(key)
 
-    def completions(self) -> Iterator[Completion]:
-        """With `flies`, the last requests are sent even if the caller stops iterating, so that speakers keep
-        working."""
-        session = self._current
-        self._expect(session.debtors)
-        try:
-            while not session.is_idle:
-                self._check_open()
-                self._flush(session)
-                while session.ready:
-                    yield session.ready.popleft()
-                if session.failure is not None:
-                    failure, session.failure = session.failure, None
-                    raise pickle.loads(failure)
-                if session.owed and not session.unsent:
-                    self._receive(SAMPLES, session.debtors)
-                    if self.between_steps is not None:
-                        self.between_steps()
-        except GeneratorExit:
-            if session.flies and not self._is_closed:
-                self._flush(session)
-            raise
-
     @property
-    def finished(self) -> list[Completion]:
-        return list(self._current.ready)
+    def is_busy(self) -> bool:
+        return bool(self._current.owed or self._current.failure)
+
+    def work(self) -> None:
+        session = self._current
+        self._check_open()
+        if time.monotonic() - self._worked > AWAY_SECONDS:
+            self._expect(session.debtors)
+        self._flush(session)
+        if session.failure is not None:
+            failure, session.failure = session.failure, None
+            raise pickle.loads(failure)
+        if session.owed:
+            self._receive(SAMPLES, session.debtors)
+        self._worked = time.monotonic()
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Speakers are told and need not reply: they may be busy with other requests."""
         before = self._current
         self._end(before)
-        self._current = self._new_session(before.peers, flies=before.flies)
+        self._use(self._new_session(before.peers, flies=before.flies))
         if before is self._only:
             self._only = self._current
 
@@ -308,8 +309,10 @@ class SpokenEngine(Engine):
     def _receive(self, place: str, debtors: Iterable[Connection]) -> None:
         """Wait briefly for messages of speakers, and process them."""
         with ranks.waiting_for_speakers(place), self._hearing:
-            with self.while_waiting():
-                ready = wait(self._link.connections, LOOK_SECONDS)
+            assert self.device_wait is not None
+            self.device_wait.set()
+            ready = wait(self._link.connections, LOOK_SECONDS)
+            self.device_wait.clear()
             self._hear(ready)
             now, deadline = time.monotonic(), self._link.deadline
             for peer in debtors:

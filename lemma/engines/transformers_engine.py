@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 
 from lemma.core.random import stream
 from lemma.core.types import Finish
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request, Sampling, check_request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request, Sampling, check_request
 from lemma.engines.sampling import cut, end_ids, logprobs, penalise
 from lemma.engines.stop_strings import StopTable, StopWatcher
 from lemma.models.policy import Policy
@@ -92,11 +92,11 @@ class TransformersEngine(Engine):
         self._version = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
-        self._done: deque[_Row] = deque()
+        self.finished: deque[Completion] = deque()
+        self.new_tokens: deque[NewTokens] = deque()
         self._cache: Any = None
         self._mask_BL = torch.empty(0)
         self.context = policy.context
-        self.on_tokens: Listener | None = None
 
     def submit(self, request: Request) -> None:
         check_request(request, self._policy.context)
@@ -119,17 +119,12 @@ class TransformersEngine(Engine):
         for row in (*self._waiting, *self._running):
             if row.request.key == key and row.finish is None:
                 row.finish = "cancelled"
-        self._done.extend(row for row in self._waiting if row.finish)
+        self._finish(self._waiting)
         self._waiting = deque(row for row in self._waiting if not row.finish)
 
-    def completions(self) -> Iterator[Completion]:
-        while self._done or self._waiting or self._running:
-            while self._done:
-                yield self._done.popleft().completion()
-            if self._waiting or self._running:
-                self._step()
-                if self.between_steps is not None:
-                    self.between_steps()
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._running)
 
     def update_weights(self, version: int) -> None:
         self._version = version
@@ -138,17 +133,17 @@ class TransformersEngine(Engine):
     def invalidate(self) -> None:
         """Unfinished sequences go back to the queue with their tokens; their cache is recomputed."""
         self._waiting.extendleft(row for row in reversed(self._running) if row.finish is None)
-        self._done.extend(row for row in self._running if row.finish)
+        self._finish(self._running)
         self._running, self._cache = [], None
 
     def close(self) -> None:
         self._waiting.clear()
-        self._done.clear()
+        self.finished.clear()
         self._running, self._cache = [], None
 
     @torch.no_grad()
-    def _step(self) -> None:
-        """One token for every running sequence; finished ones move to `_done`."""
+    def work(self) -> None:
+        """One token for every running sequence."""
         self._retire()
         if not self._running and not self._waiting:
             return
@@ -223,16 +218,20 @@ class TransformersEngine(Engine):
         chosen = logprobs(part, tokens, sampling.temperature)
         for row, token, logprob, mass in zip(rows, tokens.tolist(), chosen.tolist(), kept.tolist(), strict=True):
             row.take(token, logprob, mass, self._policy.context)
-            if self.on_tokens is not None:
-                self.on_tokens(row.request.key, row.sample, np.array([token]))
+            self.sampled_tokens += 1
+            if row.request.stream:
+                self.new_tokens.append(NewTokens(row.request.key, row.sample, np.array([token])))
 
     def _penalised(self, logits_V: torch.Tensor, row: _Row) -> torch.Tensor:
         seen = torch.from_numpy(np.unique(np.concatenate([row.request.prompt, np.array(row.ids, dtype=np.int64)])))
         return penalise(logits_V, seen.to(logits_V.device), row.request.sampling.repetition_penalty)
 
+    def _finish(self, rows: Iterable[_Row]) -> None:
+        self.finished.extend(row.completion() for row in rows if row.finish)
+
     def _retire(self, broken: list[_Row] | None = None) -> None:
         """Remove finished and broken rows from the running batch, its cache and its mask."""
-        self._done.extend(row for row in self._running if row.finish)
+        self._finish(self._running)
         keep = [b for b, row in enumerate(self._running) if not row.finish and row not in (broken or ())]
         if len(keep) == len(self._running):
             return

@@ -131,6 +131,8 @@ class EnvironmentOptions(Options):
 
     needs_columns: ClassVar[bool] = False
     """Whether problems keep all columns of the row that they came from, as `extra["row"]`."""
+    is_stepped: ClassVar[bool] = True
+    """Whether the policy's turns are passed to `step`; otherwise the environment calls the model itself."""
     is_graded: ClassVar[bool] = False
     """Whether the stage's rewards judge what was said last, as without an environment; `score` is not called."""
 
@@ -217,11 +219,6 @@ class EnvironmentOptions(Options):
     def keeps_time(self) -> bool:
         """Whether calls end by themselves at their deadlines, so that a hanging call does not cost its worker."""
         return False
-
-    @property
-    def driver(self) -> str | None:
-        """The function that plays its episodes instead of `rollouts.play`, as `module:name`; None: it is stepped."""
-        return None
 
     def deadlines_of(self, world_class: type | None) -> Deadlines:
         """The recipe's deadlines, else the class's, else the default."""

@@ -21,6 +21,8 @@ AGENTS = 64
 class Gateway(EnvironmentOptions):
     """Each episode runs an agent, whose calls to the model are its turns."""
 
+    is_stepped = False
+
     name: Literal["gateway"] = "gateway"
     """An agent that calls the model through an OpenAI client."""
     agent: str | None = None
@@ -57,10 +59,6 @@ class Gateway(EnvironmentOptions):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for environments that are stepped; leave it out")
         return self
-
-    @property
-    def driver(self) -> str:
-        return "lemma.rollouts.gateway_play:play_agents"
 
     @property
     def calls_at_once(self) -> int:

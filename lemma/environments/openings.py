@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
+from lemma.environments.env_handle import EnvFailure
+from lemma.environments.env_pool import EnvPool
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.held import Failure, Held
-from lemma.environments.worlds import Worlds
+from lemma.environments.polled import polled
 
-LOOK_SECONDS = 1.0
-# Minimum number of worlds that are open at the same time per worker.
+# Minimum number of environments that are open at the same time per worker.
 AT_ONCE = 4
 
 
@@ -20,27 +20,34 @@ def opened_all(options: EnvironmentOptions, problems: Sequence[Problem], seed: i
     """The problems as their environment opens them. A problem that cannot be started raises UserError."""
     if options.workers == 0 or type(options).opened is not EnvironmentOptions.opened:
         return [_opened_here(options, problem, seed) for problem in problems]
-    worlds = Worlds.of(options)
+    pool = EnvPool.of(options)
     most = options.episodes or options.workers * max(options.calls_at_once, AT_ONCE)
-    coming, waiting, leaving = deque(enumerate(problems)), dict[int, int](), list[Held]()
-    opened: dict[int, Problem] = {}
+    opened: list[Problem] = list(problems)
+
+    async def open_every(places: Iterator[int]) -> None:
+        for place in places:
+            opened[place] = await _opened(pool, options, problems[place], seed)
+
+    async def open_all() -> None:
+        places = iter(range(len(problems)))
+        await asyncio.gather(*(open_every(places) for _ in range(most)))
+
     try:
-        while coming or waiting:
-            leaving = [held for held in leaving if held.home is not None]
-            while coming and len(waiting) + len(leaving) < most:
-                place, problem = coming.popleft()
-                waiting[id(worlds.open(problem, seed))] = place
-            for held in worlds.answers(LOOK_SECONDS):
-                place = waiting.pop(id(held))
-                if isinstance(held.answer, Failure):
-                    raise _cannot_begin(options, held.problem, held.answer.reason)
-                opened[place] = options.introduced(held.problem, held.answer)
-                worlds.leave(held)
-                leaving.append(held)
+        polled(pool, open_all())
     except BaseException:
-        worlds.close()
+        pool.close()
         raise
-    return [opened[place] for place in range(len(problems))]
+    return opened
+
+
+async def _opened(pool: EnvPool, options: EnvironmentOptions, problem: Problem, seed: int) -> Problem:
+    env = pool.open(problem, seed)
+    try:
+        return options.introduced(problem, await env.reset())
+    except EnvFailure as failure:
+        raise _cannot_begin(options, problem, failure.reason) from None
+    finally:
+        await env.left()
 
 
 def _opened_here(options: EnvironmentOptions, problem: Problem, seed: int) -> Problem:

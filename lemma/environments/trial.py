@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import repeat
+from typing import TypeVar
 
 from lemma.core.types import Outcome, Problem
+from lemma.environments.env_handle import EnvFailure
+from lemma.environments.env_pool import EnvPool
 from lemma.environments.environment import ERROR, EnvironmentOptions, Reply, Utterance
-from lemma.environments.held import Failure, Held
-from lemma.environments.worlds import Worlds
+from lemma.environments.polled import polled
 
 PLAIN = ("I do not know.", "1", "```python\nprint(1)\n```")
-LOOK_SECONDS = 1.0
 # A call that takes longer matters when hundreds of episodes wait for theirs.
 SLOW_SECONDS = 0.2
+T = TypeVar("T")
 
 
 @dataclass
@@ -37,51 +40,46 @@ class TrialFinding:
     text: str
 
 
-def play_script(worlds: Worlds, problem: Problem, seed: int, answers: Sequence[str], turns: int) -> Tried:
+async def play_script(pool: EnvPool, problem: Problem, seed: int, answers: Sequence[str], turns: int) -> Tried:
     """Play one episode; the last answer is repeated until the environment or its turn limit ends it."""
-    tried = Tried()
-    held = worlds.open(problem, seed)
-    given = _waited(worlds, held, tried, "reset")
-    while given is not None and len(tried.said) < turns:
-        tried.said.append(answers[min(len(tried.said), len(answers) - 1)])
-        worlds.step(held, Utterance(tried.said[-1]))
-        given = _waited(worlds, held, tried, "step")
-        if given is not None:
-            tried.heard.append(given)
-            if given.done:
+    tried, env = Tried(), pool.open(problem, seed)
+
+    async def timed(name: str, call: Awaitable[T]) -> T:
+        before = env.seconds
+        try:
+            return await call
+        except EnvFailure as failure:
+            tried.failure = f"{name}: {failure.reason}"
+            raise
+        finally:
+            tried.seconds[name] = max(tried.seconds.get(name, 0.0), env.seconds - before)
+
+    with suppress(EnvFailure):
+        await timed("reset", env.reset())
+        while len(tried.said) < turns:
+            tried.said.append(answers[min(len(tried.said), len(answers) - 1)])
+            tried.heard.append(await timed("step", env.step(Utterance(tried.said[-1]))))
+            if tried.heard[-1].done:
                 break
-    if given is not None:
-        worlds.score(held)
-        tried.outcome = _waited(worlds, held, tried, "score")
-    worlds.leave(held)
+        tried.outcome = await timed("score", env.score())
+    env.leave()
     return tried
-
-
-def _waited(worlds: Worlds, held: Held, tried: Tried, call: str) -> Any:
-    before = held.seconds
-    while held not in worlds.answers(LOOK_SECONDS):
-        continue
-    tried.seconds[call] = max(tried.seconds.get(call, 0.0), held.seconds - before)
-    if isinstance(held.answer, Failure):
-        tried.failure = f"{call}: {held.answer.reason}"
-        return None
-    return held.answer
 
 
 def try_out(
     options: EnvironmentOptions, problems: Sequence[Problem], seed: int, answers: Sequence[str] = ()
 ) -> list[TrialFinding]:
     """Play each problem twice with the given answers and once with empty ones; returns the findings."""
-    worlds = Worlds.of(options)
+    pool = EnvPool.of(options)
+    spoken = [list(answers) or [*PLAIN, problem.gold or PLAIN[0]] for problem in problems]
+
+    async def play_all(said: Sequence[Sequence[str]]) -> list[Tried]:
+        return [await play_script(pool, *one, options.turns) for one in zip(problems, repeat(seed), said, strict=False)]
+
     try:
-        spoken = [list(answers) or [*PLAIN, problem.gold or PLAIN[0]] for problem in problems]
-        once, again = (
-            [play_script(worlds, one, seed, said, options.turns) for one, said in zip(problems, spoken, strict=True)]
-            for _ in range(2)
-        )
-        silent = [play_script(worlds, one, seed, [""], options.turns) for one in problems]
+        once, again, silent = (polled(pool, play_all(said)) for said in (spoken, spoken, [[""]] * len(problems)))
     finally:
-        worlds.close()
+        pool.close()
         options.close()
     worth = _worth(once, silent)
     if options.is_graded:

@@ -23,7 +23,6 @@ from lemma.evaluation.eval_progress import Meter
 from lemma.evaluation.eval_row import EvalRow, lines_of
 from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.questions import Asked
-from lemma.evaluation.rank_progress import told_together
 from lemma.evaluation.relay import read_beside
 from lemma.formats import Format
 from lemma.grading import GradingService, Rules
@@ -71,9 +70,8 @@ def sample(
             with engine.slot(slot) if slots() > 1 else nullcontext():
                 share.play(part, journal_path(folder, slot))
 
-    with told_together(meter, folder):
-        with meter.listening(engine):
-            together(own_part, "the samples of an evaluation")
+    with meter.watching(engine, folder):
+        together(own_part, "the samples of an evaluation")
         shares = gather_to_leader(share.rows, "the samples of an evaluation")
     rows = {place: row for own in shares for place, row in own.items()}
     return {one.name: _in_order(one, rows, sink) for one in asked} if is_leader() else {}
@@ -144,7 +142,7 @@ class _Share:
             name, place = str(episode.key[2]), int(episode.key[3])
             row = self.rows[name, place, episode.sample] = _row(self._by_name[name], place, episode)
             row.lines = lines_of(row)  # now, while the engine generates, rather than at the end
-            self._meter.graded(episode.key, episode.sample, len(episode.ids), episode.right)
+            self._meter.graded(len(episode.ids), episode.right)
 
     def _sampling(self, ask: Ask) -> Sampling:
         own = self._by_name[str(ask.key[2])].sampling

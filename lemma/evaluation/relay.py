@@ -1,7 +1,7 @@
 """Reading and grading completions in a thread of their own, while the engine works in the caller's.
 
 The engine spends its time waiting for the device, which leaves the interpreter to the other thread. An engine that
-says when it waits (`while_waiting`) has the interpreter to itself otherwise, so that the device never waits for the
+says when it waits (`device_wait`) has the interpreter to itself otherwise, so that the device never waits for the
 reader. Only one thread uses the engine at a time: all requests are submitted before the caller starts to generate.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,50 +29,55 @@ class _Abandoned(Exception):
 
 
 class _Relay(Engine):
-    """The engine as the reader sees it: `completions` gives what the caller's thread passes on."""
+    """The engine as the reader sees it: what the caller's thread passes on has finished."""
 
     def __init__(self, engine: Engine, look: Callable[[Sequence[Completion]], None] | None):
         self.name, self.context, self._engine, self._look = engine.name, engine.context, engine, look
+        self.finished: deque[Completion] = deque()
+        self._looked_at: deque[Completion] = deque()
+        self._owed = 0
         self.ready = threading.Event()
-        self.may_read = threading.Event()
-        self.may_read.set()
-        self.passed: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
+        self.passed: queue.SimpleQueue[Completion | BaseException] = queue.SimpleQueue()
 
     def submit(self, request: Request) -> None:
-        assert not self.ready.is_set(), "all requests are handed in before the first completion is read"
+        assert not self.ready.is_set(), "all requests are submitted before the first completion is read"
         self._engine.submit(request)
+        self._owed += request.n
 
-    def completions(self) -> Iterator[Completion]:
+    @property
+    def is_busy(self) -> bool:
+        return self._owed > 0
+
+    def work(self) -> None:
+        """Take one completion, at a moment when the engine does not need the interpreter."""
         self.ready.set()
-        while batch := self._batch():
+        if not self._looked_at:
+            batch = self._batch()
             if self._look is not None:
-                self.may_read.wait(PATIENCE)
+                self._hold_back()
                 self._look(batch)
-            for item in batch:
-                self.may_read.wait(PATIENCE)
-                yield item
+            self._looked_at.extend(batch)
+        self._hold_back()
+        self.finished.append(self._looked_at.popleft())
+        self._owed -= 1
+
+    def _hold_back(self) -> None:
+        if self._engine.device_wait is not None:
+            self._engine.device_wait.wait(PATIENCE)
 
     def _batch(self) -> list[Completion]:
-        """What was passed on, as much as is there; nothing at the end."""
+        """What was passed on, as much as is there, and at least one."""
         batch: list[Completion] = []
         while not batch or (len(batch) < BATCH and not self.passed.empty()):
             item = self.passed.get()
-            if item is not None and not isinstance(item, BaseException):
+            if not isinstance(item, BaseException):
                 batch.append(item)
                 continue
-            if batch or item is None:
+            if batch:
                 self.passed.put(item)  # it is the last one, and for the next call
                 break
             raise item
         return batch
-
-    @contextmanager
-    def while_waiting(self) -> Iterator[None]:
-        self.may_read.set()
-        try:
-            yield
-        finally:
-            self.may_read.clear()
 
     def cancel(self, key: Key) -> None:
         raise EngineError("an evaluation cancels nothing: its requests are another thread's")
@@ -105,7 +111,7 @@ def read_beside(
             relay.ready.set()
 
     thread = threading.Thread(target=work, name="reading", daemon=True)
-    with _switching_often(), _heeding(engine, relay):
+    with _switching_often():
         thread.start()
         try:
             relay.ready.wait()
@@ -114,26 +120,16 @@ def read_beside(
                     relay.passed.put(completion)
                     if failed:
                         break
-            relay.passed.put(None)
+            relay.passed.put(_Abandoned())
         except BaseException:
             relay.passed.put(_Abandoned())
             raise
         finally:
-            relay.may_read.set()
+            if engine.device_wait is not None:
+                engine.device_wait.set()
             thread.join()
     if failed:
         raise failed[0]
-
-
-@contextmanager
-def _heeding(engine: Engine, relay: _Relay) -> Iterator[None]:
-    """Tell the reader when the engine waits, if it is one that says so."""
-    before = engine.while_waiting
-    engine.while_waiting = relay.while_waiting
-    try:
-        yield
-    finally:
-        engine.while_waiting = before
 
 
 @contextmanager

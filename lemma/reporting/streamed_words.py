@@ -9,7 +9,7 @@ from lemma.engines.stop_strings import UNKNOWN, decode
 if TYPE_CHECKING:
     import numpy as np
 
-    from lemma.engines.protocol import Completion, Key
+    from lemma.engines.protocol import Completion
 
 
 class Words:
@@ -20,7 +20,7 @@ class Words:
         self._ids: list[int] = []
         self._shown = ""
 
-    def hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
+    def hear(self, ids: np.ndarray) -> None:
         for token in ids.tolist():
             self._ids += [] if token in self._ends else [token]
             text = decode(self._tokenizer, self._ids)

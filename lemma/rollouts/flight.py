@@ -6,16 +6,18 @@ response of a step is written, and no response is preferred because it is short.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lemma.core.faults import fault_point
 from lemma.engines.protocol import Engine, Key, Sampling
+from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
+from lemma.rollouts.episode_runner import EpisodeRunner
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.judge import Judge
-from lemma.rollouts.play import BATCH, LOOK_SECONDS, Ask, Playing
-from lemma.rollouts.player import World
+from lemma.rollouts.multi_turn import World
 
 
 class FlyingAsks:
@@ -31,8 +33,7 @@ class FlyingAsks:
         most: int,
         patience: float | None,
     ):
-        self._engine, self._patience = engine, patience
-        self._playing = Playing(engine, sampling, judge, world, most=most)
+        self._runner = EpisodeRunner(engine, sampling, judge, world, most=most, patience=patience)
         # Of each ask that has begun, the requests that were made of it.
         self._requests: dict[Key, list[Key]] = {}
 
@@ -43,41 +44,25 @@ class FlyingAsks:
             parts = list(_unknown(ask, journal.episodes))
             self._requests[ask.key] = [part.request_key for part in parts]
             for part in reversed(parts) if is_urgent else parts:
-                self._playing.add(part, journal, is_urgent=is_urgent)
+                self._runner.add(part, journal, is_urgent=is_urgent)
 
     def finish(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
         """Play on until all of these, which have begun, are over, graded and written."""
         wanted = {key for ask in asks for key in self._requests.pop(ask.key)}
-        self._play_while(lambda: self._playing.owes(wanted))
+        runner = self._runner
+        deque(runner.run(lambda: runner.owes(wanted)), maxlen=0)
         fault_point("rollouts.generated")
-        waiting = self._playing.waiting
-        while waiting.all:
-            waiting.settle(waiting.all[:BATCH])
-        self._playing.forget(wanted)
+        runner.scoring.settle_all()
+        runner.forget(wanted)
         return [episode for ask in asks for episode in ask.known(journal.episodes)]
 
     def land(self) -> None:
         """Play until the engine is empty, and begin nothing meanwhile: it has other work."""
-        table = self._playing.table
-        table.is_open = False
+        self._runner.is_open = False
         try:
-            self._play_while(lambda: table.is_speaking or table.is_waiting)
+            deque(self._runner.run(lambda: self._runner.is_running), maxlen=0)
         finally:
-            table.is_open = True
-
-    def _play_while(self, is_unfinished: Callable[[], bool]) -> None:
-        playing, table, waiting = self._playing, self._playing.table, self._playing.waiting
-        with playing.at_engine():
-            table.next_turn()
-            while is_unfinished():
-                for completion in self._engine.completions():
-                    playing.hear(completion)
-                    waiting.settle(waiting.due(self._patience))
-                    if not is_unfinished():
-                        break
-                while is_unfinished() and not table.is_speaking:
-                    table.look(LOOK_SECONDS)
-                    waiting.settle(waiting.due(self._patience))
+            self._runner.is_open = True
 
 
 def _unknown(ask: Ask, episodes: Mapping[tuple[str, int], Episode]) -> Iterable[Ask]:

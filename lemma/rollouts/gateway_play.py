@@ -22,11 +22,11 @@ from lemma.engines.protocol import Engine, Sampling
 from lemma.environments.agent_pool import AgentResult
 from lemma.environments.gateway import Gateway
 from lemma.formats.dialogue import Dialogue
+from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.judge import Judge, Pending
-from lemma.rollouts.play import BATCH, Ask
-from lemma.rollouts.player import World
+from lemma.rollouts.judge import BATCH, Judge, Pending
+from lemma.rollouts.multi_turn import World
 from lemma.rollouts.sessions import AgentSession, SessionHost
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.http_server import HttpServer
@@ -41,12 +41,11 @@ _DIALOGUES: weakref.WeakKeyDictionary[Judge, Dialogue] = weakref.WeakKeyDictiona
 def play_agents(
     engine: Engine,
     asks: Sequence[Ask],
-    sampling: Sampling | Callable[[Ask], Sampling],
+    sampling: Callable[[Ask], Sampling],
     judge: Judge,
     *,
     world: World,
     journal: Journal | None = None,
-    patience: float | None = None,
 ) -> Iterator[Episode]:
     """As `rollouts.play`; what is graded comes when all agents have ended, and is in the journal before."""
     assert isinstance(world.options, Gateway)
@@ -60,7 +59,7 @@ def play_agents(
             if there is not None:
                 yield there
             else:
-                attempts.append(_Attempt(ask, number, sampling(ask) if callable(sampling) else sampling))
+                attempts.append(_Attempt(ask, number, sampling(ask)))
     if not attempts:
         return
     stage = _Stage(engine, judge, world, world.options, journal, attempts)

@@ -18,14 +18,15 @@ from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Request, Sampling
 from lemma.rewards import Reward
+from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.flight import FlyingAsks
 from lemma.rollouts.journal import Journal, drawn_after
 from lemma.rollouts.journal_files import journal_path
 from lemma.rollouts.judge import Judge, Pending
+from lemma.rollouts.multi_turn import World
 from lemma.rollouts.order import ProblemOrder, Task
-from lemma.rollouts.play import Ask, play
-from lemma.rollouts.player import World
+from lemma.rollouts.play import play
 from lemma.rollouts.replay import replayed
 
 # Seconds that a finished episode may wait to be written where it is kept.

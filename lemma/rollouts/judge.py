@@ -15,6 +15,12 @@ from lemma.formats.detokenizer import Detokenizer
 from lemma.grading import DEFAULT, GradingService, Rules
 from lemma.rewards import Reward, RewardInput, combine
 from lemma.rollouts.episode import Episode, Turn
+from lemma.rollouts.journal import Journal
+
+# Episodes that are scored together.
+BATCH = 64
+# How many verdicts may be on their way before the oldest is waited for.
+MOST_WAITING = 4096
 
 
 @dataclass(slots=True)
@@ -115,6 +121,65 @@ class Judge:
                 episode.verdict, episode.reason = verdict.kind, verdict.reason
         self.seconds += time.perf_counter() - began
         return [one.episode for one in pending]
+
+
+class ScoringQueue:
+    """Episodes that are being graded, in the order in which they are scored and written to their journals."""
+
+    def __init__(self, judge: Judge):
+        self._judge = judge
+        self._journals: dict[int, Journal | None] = {}
+        self._settled = time.monotonic()
+        # In the order in which they came, whatever that depended on.
+        self._outside: list[Pending] = []
+        self._all: list[Pending] = []
+
+    def add(self, pending: Pending, journal: Journal | None, *, waits: bool = False) -> None:
+        """One more, at the end; if it `waits`, not before `let_in`."""
+        (self._outside if waits else self._all).append(pending)
+        self._journals[id(pending)] = journal
+
+    def let_in(self) -> None:
+        """Queue those that wait, in the order of their keys."""
+        self._all += sorted(self._outside, key=lambda one: one.episode.order)
+        self._outside = []
+
+    def graded(self) -> list[Pending]:
+        return [one for one in self._all if not one.item.is_waiting]
+
+    def due(self, patience: float | None) -> list[Pending]:
+        """What should be scored now: all that is graded after `patience`, or else a full batch, or nothing."""
+        if patience is not None and time.monotonic() - self._settled >= patience:
+            self._settled = time.monotonic()
+            return self.graded()
+        batch = self._all[:BATCH]
+        if len(batch) == BATCH and (len(self._all) >= MOST_WAITING or not any(one.item.is_waiting for one in batch)):
+            return batch
+        return []
+
+    def settle(self, part: Sequence[Pending]) -> list[Episode]:
+        """Score these together, write them to their journals, and wait for them no more."""
+        if not part:
+            return []
+        episodes = self._judge.finish(part)
+        gone = {id(pending) for pending in part}
+        self._all = [one for one in self._all if id(one) not in gone]
+        by_journal: dict[int, tuple[Journal, list[Episode]]] = {}
+        for pending, episode in zip(part, episodes, strict=True):
+            journal = self._journals.pop(id(pending))
+            if journal is not None:
+                by_journal.setdefault(id(journal), (journal, []))[1].append(episode)
+        for journal, own in by_journal.values():
+            journal.append(*own)
+        self._settled = time.monotonic()
+        return episodes
+
+    def settle_all(self) -> list[Episode]:
+        self.let_in()
+        episodes: list[Episode] = []
+        while self._all:
+            episodes += self.settle(self._all[:BATCH])
+        return episodes
 
 
 def text_of(ids: np.ndarray, finish: str, detokenizer: Detokenizer, ends: Collection[int] = ()) -> str:

@@ -11,7 +11,7 @@ from lemma.environments import EnvironmentOptions
 from lemma.environments.tools import understanding
 from lemma.formats import Format
 from lemma.formats.bridge import Bridge
-from lemma.rollouts.player import World
+from lemma.rollouts.multi_turn import World
 
 if TYPE_CHECKING:
     from lemma.models.policy import Policy

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
+from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.judge import Judge
-from lemma.rollouts.play import Ask, play
-from lemma.rollouts.player import World
+from lemma.rollouts.multi_turn import World
+from lemma.rollouts.play import play
 
 
 class Script(Engine):
@@ -23,16 +25,21 @@ class Script(Engine):
     def __init__(self, turns: Mapping[Key, Sequence[np.ndarray]]):
         self._turns = {key: list(said) for key, said in turns.items()}
         self._waiting: list[Request] = []
+        self.finished: deque[Completion] = deque()
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
 
-    def completions(self) -> Iterator[Completion]:
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting)
+
+    def work(self) -> None:
         while self._waiting:
             request = self._waiting.pop(0)
             said = self._turns[self._ask_of(request.key)].pop(0)
             zeros = np.zeros(len(said), dtype=np.float32)
-            yield Completion(request.key, 0, said, zeros, zeros, "given", 0)
+            self.finished.append(Completion(request.key, 0, said, zeros, zeros, "given", 0))
 
     def _ask_of(self, key: Key) -> Key:
         """Later turns have keys that begin with that of the first."""

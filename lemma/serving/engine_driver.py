@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from lemma.core.errors import UserError
-from lemma.engines.protocol import Completion, Engine, Key, Listener, Request
+from lemma.engines.protocol import Completion, Engine, Key, NewTokens, Request
 from lemma.serving.wire_errors import ApiError
 
 # How often the driver polls while there is nothing to generate.
 IDLE_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """New tokens of one sample."""
-
-    key: Key
-    sample: int
-    ids: np.ndarray
-
-
-CallEvent = Tokens | Completion | ApiError
+CallEvent = NewTokens | Completion | ApiError
 
 
 @dataclass(eq=False)
@@ -36,7 +24,6 @@ class Call:
 
     requests: Sequence[Request]
     put: Callable[[CallEvent], None]
-    wants_tokens: bool = False
     is_over: bool = False
 
 
@@ -54,16 +41,11 @@ class EngineDriver:
         self._waiting: list[tuple[Call, Request]] = []
         self._active: dict[Key, Call] = {}
         self._left: dict[Key, int] = {}
-        self._poll: Callable[[], None] | None = None
-        self._listener: Listener | None = None
-        self._poll_error: BaseException | None = None
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def submit(
-        self, requests: Sequence[Request], put: Callable[[CallEvent], None], *, wants_tokens: bool = False
-    ) -> Call:
-        call = Call(requests, put, wants_tokens and self.engine.streams_tokens)
+    def submit(self, requests: Sequence[Request], put: Callable[[CallEvent], None]) -> Call:
+        call = Call(requests, put)
         with self._lock:
             if self._is_closed:
                 raise ApiError(503, "the server is closing")
@@ -94,44 +76,29 @@ class EngineDriver:
 
         After an EngineError or another UserError of the engine the driver continues, unless `survives_errors` is False.
         """
-        self._poll = poll
-        with self._listening():
+        engine = self.engine
+        try:
             while not is_over():
                 self._wake.clear()
-                self._between()
-                if not self._active:
+                self._take_inbox()
+                if poll is not None:
+                    poll()
+                if not (engine.is_busy or engine.finished):
                     if not is_over():
                         self._wake.wait(IDLE_SECONDS)
                     continue
                 try:
-                    for completion in self.engine.completions():
-                        self._deliver(completion)
+                    if engine.is_busy:
+                        engine.work()
                 except UserError as error:
-                    if error is self._poll_error or not survives_errors:
+                    if not survives_errors:
                         raise
                     self._fail_all(ApiError.of(error, 500))
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        engine = self.engine
-        before = self._listener, _ = engine.on_tokens, engine.between_steps
-        engine.on_tokens, engine.between_steps = self._on_tokens, self._between
-        try:
-            yield
+                self._deliver()
         finally:
-            engine.on_tokens, engine.between_steps = before
             with self._lock:
                 self._is_closed = True
             self._fail_all(ApiError(503, "the server is closing"))
-
-    def _between(self) -> None:
-        try:
-            self._take_inbox()
-            if self._poll is not None:
-                self._poll()
-        except BaseException as error:
-            self._poll_error = error
-            raise
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -141,11 +108,10 @@ class EngineDriver:
             else:
                 self._waiting += [(call, request) for request in call.requests]
         waiting, self._waiting = self._waiting, []
-        undelivered = {completion.key for completion in self.engine.finished} if waiting else set()
         for call, request in waiting:
             if call.is_over:
                 continue
-            if request.key in self._active or request.key in undelivered:
+            if request.key in self._active:
                 self._waiting.append((call, request))
             else:
                 self._submit(call, request)
@@ -168,23 +134,27 @@ class EngineDriver:
     def _forget(self, key: Key) -> None:
         del self._active[key], self._left[key]
 
-    def _on_tokens(self, key: Key, sample: int, ids: np.ndarray) -> None:
-        if self._listener is not None:
-            self._listener(key, sample, ids)
-        call = self._active.get(key)
-        if call is not None and call.wants_tokens:
-            call.put(Tokens(key, sample, ids))
+    def _deliver(self) -> None:
+        """Pass on what was sampled, to calls whose clients still wait."""
+        engine = self.engine
+        while engine.new_tokens:
+            tokens = engine.new_tokens.popleft()
+            if (call := self._waiting_for(tokens.key)) is not None:
+                call.put(tokens)
+        while engine.finished:
+            completion = engine.finished.popleft()
+            key = completion.key
+            # The key of a cancelled completion may be another call's by now.
+            if completion.finish == "cancelled" or (call := self._waiting_for(key)) is None:
+                continue
+            self._left[key] -= 1
+            if not self._left[key]:
+                self._forget(key)
+            call.put(completion)
 
-    def _deliver(self, completion: Completion) -> None:
-        key = completion.key
+    def _waiting_for(self, key: Key) -> Call | None:
         call = self._active.get(key)
-        # A cancelled completion belongs to no call; its key may already be in use by another.
-        if call is None or completion.finish == "cancelled":
-            return
-        self._left[key] -= 1
-        if not self._left[key]:
-            self._forget(key)
-        call.put(completion)
+        return None if call is None or call.is_over else call
 
     def _fail_all(self, error: ApiError) -> None:
         """Send the error to every call, and leave nothing in the engine."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from lemma.engines.protocol import Completion, Key, Request
+from lemma.engines.protocol import Completion, Key, NewTokens, Request
 from lemma.formats.dialogue import Dialogue
-from lemma.serving.engine_driver import Call, CallEvent, EngineDriver, Tokens
+from lemma.serving.engine_driver import Call, CallEvent, EngineDriver
 from lemma.serving.served_tools import read_calls
 from lemma.serving.text_stream import TextStream
 from lemma.serving.wire_requests import WireCall
@@ -74,13 +74,14 @@ class Exchange:
 
     def __init__(self, host: Host, caller: WireCaller, asked: WireCall, put: Callable[[CallEvent], None]):
         self.asked, self._host, self._caller = asked, host, caller
-        self.requests = caller.requests(asked)
-        self._places: dict[Key, int] = {request.key: place for place, request in enumerate(self.requests)}
         # Tool calls are parsed from the whole text, so with tools nothing can be streamed before the end.
         self._streams_text = asked.stream and not asked.tools
+        self._hears_tokens = self._streams_text and host.driver.engine.streams_tokens
+        self.requests = [replace(one, stream=self._hears_tokens) for one in caller.requests(asked)]
+        self._places: dict[Key, int] = {request.key: place for place, request in enumerate(self.requests)}
         self._streams = [self._stream(request) for request in self.requests for _ in range(request.n)]
         self.choices: dict[int, WireChoice] = {}
-        self._call: Call = host.driver.submit(self.requests, put, wants_tokens=self._streams_text)
+        self._call: Call = host.driver.submit(self.requests, put)
 
     @property
     def prompt_tokens(self) -> int:
@@ -101,7 +102,7 @@ class Exchange:
             event = await events.get()
             if isinstance(event, Exception):
                 raise event
-            if isinstance(event, Tokens):
+            if isinstance(event, NewTokens):
                 index = self._index(event.key, event.sample)
                 for part in self._part(index, self._streams[index].feed(event.ids.tolist())):
                     yield part
@@ -123,7 +124,7 @@ class Exchange:
     def _ended(self, completion: Completion) -> Iterator[NewText | WireChoice]:
         index = self._index(completion.key, completion.sample)
         stream = self._streams[index]
-        new = "" if self._call.wants_tokens else stream.feed(completion.ids.tolist())
+        new = "" if self._hears_tokens else stream.feed(completion.ids.tolist())
         yield from self._part(index, new + stream.finish(completion.finish))
         content = stream.text
         calls: list[dict[str, Any]] = []

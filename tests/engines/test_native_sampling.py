@@ -158,15 +158,17 @@ def test_a_repetition_penalty_joins_no_tokens_at_each_step(monkeypatch: pytest.M
     assert counts[0] == counts[1] > 0
 
 
-def test_listeners_hear_every_token_once_and_in_order() -> None:
+def test_a_stream_has_every_token_once_and_in_order() -> None:
     policy, _ = forgetful_policy()
     engine = engine_of(policy, cache_tokens=256)
     heard: dict[tuple[object, int], list[int]] = {}
-    engine.on_tokens = lambda key, sample, ids: heard.setdefault((key, sample), []).extend(ids.tolist())
-    requests = [Request((i,), np.arange(1, 30), Sampling(max_tokens=30), n=3) for i in range(3)]
+    requests = [Request((i,), np.arange(1, 30), Sampling(max_tokens=30), n=3, stream=i > 0) for i in range(3)]
     found: list[Completion] = generate(engine, requests)
     assert engine.scheduler.preemptions > 0
-    assert heard == {(c.key, c.sample): c.ids.tolist() for c in found}
+    for new in engine.new_tokens:
+        heard.setdefault((new.key, new.sample), []).extend(new.ids.tolist())
+    assert heard == {(c.key, c.sample): c.ids.tolist() for c in found if c.key != (0,)}
+    assert engine.sampled_tokens == sum(len(c.ids) for c in found)
 
 
 # --- noise ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 
 from lemma.engines.native.engine import CPU_PART, NativeEngine
 from lemma.engines.native.runner import Runner
-from lemma.engines.protocol import Completion, Key, Request, generate
-from lemma.serving.engine_driver import Call, EngineDriver, Tokens
+from lemma.engines.protocol import Completion, Key, NewTokens, Request, generate
+from lemma.serving.engine_driver import Call, EngineDriver
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, requests_of, run
 from tests.engines.small_policies import exact_policy, random_prompts
 
@@ -41,17 +41,12 @@ def turns_of(**settings: Any) -> NativeEngine:
 
 def steps_to(engine: NativeEngine, key: Key, passes: list[dict[Key, int]]) -> tuple[int, list[dict[Key, int]]]:
     """Passes and bursts until the request is answered, and the passes; everything else is cancelled then."""
-    steps = 0
-
-    def count() -> None:
-        nonlocal steps
+    steps, begin = 0, len(passes)
+    while not any(completion.key == key for completion in engine.finished):
+        engine.work()
         steps += 1
-
-    begin, engine.between_steps = len(passes), count
-    for completion in engine.completions():
-        if completion.key == key:
-            break
     until = steps, passes[begin:]
+    engine.finished.clear()
     for request in LONG:
         engine.cancel(request.key)
     assert all(completion.finish == "cancelled" for completion in engine.completions())
@@ -81,14 +76,10 @@ def test_a_long_prompt_is_computed_beside_a_stream_of_short_ones(passes: list[di
     engine.submit(LONG[0])
     numbers = iter(range(10_000))
 
-    def more() -> None:
+    while not any(completion.key == LONG[0].key for completion in engine.finished):
+        engine.work()
         for _ in range(4):
             engine.submit(Request(("s", next(numbers)), SHORT.prompt, replace(FREE, max_tokens=1)))
-
-    engine.between_steps = more
-    for completion in engine.completions():
-        if completion.key == LONG[0].key:
-            break
     parts = [parts[LONG[0].key] for parts in passes if LONG[0].key in parts]
     assert sum(parts) == 200 and min(parts[:-1]) == CPU_PART // 2, "half of each pass is the oldest's"
     engine.close()
@@ -110,7 +101,7 @@ def test_what_was_cancelled_while_it_waited_is_never_computed(passes: list[dict[
     engine = turns_of()
     driver = EngineDriver(engine)
     gone: list[Call] = []
-    heard: list[Tokens | Completion] = []
+    heard: list[NewTokens | Completion] = []
     begun: set[Key] = set()
 
     def leave(event: Any) -> None:
@@ -121,7 +112,7 @@ def test_what_was_cancelled_while_it_waited_is_never_computed(passes: list[dict[
                 driver.drop(call)
 
     gone += [driver.submit([request], lambda event: None) for request in LONG]
-    driver.submit([SHORT], leave, wants_tokens=True)
+    driver.submit([replace(SHORT, stream=True)], leave)
     driver.run(lambda: not driver.active)
     assert isinstance(heard[-1], Completion) and len(heard[-1].ids) == 40
     assert {key for parts in passes for key in parts} == begun

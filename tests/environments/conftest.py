@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lemma.environments import CustomWorld
-from lemma.environments.worlds import Worlds
-from tests.environments.trouble import write_world
+from tests.environments.trouble import Worlds, write_world
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,13 @@ from lemma.core.types import Outcome, Problem
 from lemma.environments import AppWorldOptions, Attempt, Utterance, WorldGone
 from lemma.environments.appworld import appworld_episode, runner_client
 from lemma.environments.appworld.appworld_episode import AppWorldEpisode
-from lemma.environments.worlds import Worlds
 from lemma.evaluation.results import read_report
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
 from lemma.runs.run import train
 from tests.environments.appworld_hostile import HOSTILE
 from tests.environments.appworld_made import Place, appworld_place
+from tests.environments.trouble import Worlds
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "small"
 LOGIN = "apis.simple_note.login(username='ada.byron@gmail.com', password='poetical-science')['access_token']"
@@ -197,21 +197,15 @@ def test_a_world_that_dies_twice_by_the_same_action_is_wrong_and_the_others_go_o
     dev = tasks(options)
     worlds = Worlds(options)
     try:
-        bad, good = worlds.open(dev["aaaaaa1_1"], 0), worlds.open(dev["aaaaaa1_2"], 0)
-        waiting = {bad, good}
-        while waiting:
-            waiting -= set(worlds.answers(5.0))
-        worlds.step(bad, Utterance("```python\n__import__('posix')._exit(1)\n```"))
-        worlds.step(good, Utterance(f"```python\n{DONE.format('answer=2')}\n```"))
-        waiting = {bad, good}
-        while waiting:
-            waiting -= set(worlds.answers(5.0))
-        assert bad.answer.is_limit and "twice" in bad.answer.reason
-        assert good.answer.done
+        bad, good = worlds.opened(dev["aaaaaa1_1"], 0), worlds.opened(dev["aaaaaa1_2"], 0)
+        worlds.wait(bad, good)
+        worlds.say(bad, "```python\n__import__('posix')._exit(1)\n```")
+        worlds.say(good, f"```python\n{DONE.format('answer=2')}\n```")
+        failure, reply = worlds.wait(bad, good)
+        assert failure.is_limit and "twice" in failure.reason
+        assert reply.done
         worlds.score(good)
-        while good not in worlds.answers(5.0):
-            pass
-        assert good.answer.success is True
+        assert worlds.wait(good)[0].success is True
     finally:
         worlds.close()
 

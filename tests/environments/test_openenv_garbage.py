@@ -12,11 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from lemma.core.types import Problem
-from lemma.environments import OpenEnv, Reply, Utterance
-from lemma.environments.held import Failure
+from lemma.environments import OpenEnv, Reply
+from lemma.environments.env_handle import EnvFailure
 from lemma.environments.websocket import ACCEPT
-from lemma.environments.worlds import Worlds
-from tests.environments.trouble import wait
+from tests.environments.trouble import Worlds, wait
 
 TOLD = json.dumps({"type": "observation", "data": {"observation": {"said": "go"}, "done": False, "reward": 1.0}})
 # What is sent in answer to an action of this name; nothing at all to others.
@@ -90,13 +89,13 @@ def test_a_server_that_answers_with_garbage_or_never(url: str) -> None:
     worlds = Worlds(OpenEnv(url=url, workers=1, step_seconds=2.0))
     try:
         said = [*ANSWERS, "nothing"]
-        held = [worlds.open(Problem((), id=word), 0) for word in said]
+        held = [worlds.opened(Problem((), id=word), 0) for word in said]
         wait(worlds, *held)
         for one, word in zip(held, said, strict=True):
-            worlds.step(one, Utterance(word))
+            worlds.say(one, word)
         answers = dict(zip(said, wait(worlds, *held), strict=True))
         assert answers.pop("fine") == Reply("go")
-        assert all(isinstance(answer, Failure) for answer in answers.values()), answers
+        assert all(isinstance(answer, EnvFailure) for answer in answers.values()), answers
         unknown = {word for word, answer in answers.items() if not answer.is_limit}
         assert unknown == {"no number"}, "the others broke their world twice"
         assert worlds.lost == 0

@@ -13,8 +13,8 @@ import pytest
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Outcome, Problem
-from lemma.environments import Reply, Utterance
-from lemma.environments.held import Failure
+from lemma.environments import Reply
+from lemma.environments.env_handle import EnvFailure
 from tests.environments.trouble import alive, processes, said, wait, wait_for_end
 
 
@@ -27,13 +27,13 @@ def make(make: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
 def test_an_action_that_breaks_its_world_twice_is_wrong_and_others_go_on(make: Any) -> None:
     worlds = make()
-    other, *broken = [worlds.open(Problem((), ("7",)), 0) for _ in range(5)]
+    other, *broken = [worlds.opened(Problem((), ("7",)), 0) for _ in range(5)]
     assert wait(worlds, other, *broken) == [()] * 5
     assert said(worlds, other, "a") == Reply("1 a")
     for held, word in zip(broken, ["hang", "exit", "kill", "gone"], strict=True):
         assert said(worlds, held, "b") == Reply("1 b")
         answer = said(worlds, held, word)
-        assert isinstance(answer, Failure) and answer.is_limit and answer.reason.startswith("limit")
+        assert isinstance(answer, EnvFailure) and answer.is_limit and answer.reason.startswith("limit")
     assert said(worlds, other, "c") == Reply("2 c"), "its world was played again"
     worlds.score(other)
     assert wait(worlds, other) == [Outcome(2.0, True)]
@@ -44,7 +44,7 @@ def test_an_action_that_breaks_its_world_twice_is_wrong_and_others_go_on(make: A
 @pytest.mark.parametrize("word", ["exit once", "gone once"])
 def test_what_breaks_once_is_tried_again(make: Any, word: str) -> None:
     worlds = make()
-    held = worlds.open(Problem(()), 0)
+    held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
     assert [said(worlds, held, text) for text in ("a", word)] == [Reply("1 a"), Reply(f"2 {word}")]
 
@@ -52,18 +52,20 @@ def test_what_breaks_once_is_tried_again(make: Any, word: str) -> None:
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
 def test_a_world_that_is_played_again_stays_where_it_is_and_is_closed_there(make: Any, tmp_path: Path) -> None:
     worlds = make(workers=2)
-    held, other = [worlds.open(Problem(()), 0) for _ in range(2)]
+    held, other = [worlds.opened(Problem(()), 0) for _ in range(2)]
     wait(worlds, held, other)
     worlds.leave(other)
     while other.home is not None:
-        worlds.answers(0.1)
+        worlds.poll()
+        time.sleep(0.01)
     assert said(worlds, held, "exit once") == Reply("1 exit once")
     assert held.home in worlds._homes
     assert said(worlds, held, "a") == Reply("2 a")
     assert worlds.replayed == 1
     worlds.leave(held)
     while held.home is not None:
-        worlds.answers(0.1)
+        worlds.poll()
+        time.sleep(0.01)
     assert not any(home.holds for home in worlds._homes)
     assert len(list(tmp_path.glob("closed-*"))) == 2
 
@@ -72,10 +74,10 @@ def test_a_world_that_is_played_again_stays_where_it_is_and_is_closed_there(make
 def test_a_worker_that_dies_after_its_world_did(make: Any) -> None:
     """Both are heard of at the same time: the new try goes to the dead worker first."""
     worlds = make(step_seconds=20.0)
-    held = worlds.open(Problem(()), 0)
+    held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
     pids = processes(worlds)
-    worlds.step(held, Utterance("gone once dies"))
+    worlds.say(held, "gone once dies")
     wait_for_end(pids)
     assert wait(worlds, held) == [Reply("1 gone once dies")]
     assert worlds.lost == 1
@@ -84,46 +86,46 @@ def test_a_worker_that_dies_after_its_world_did(make: Any) -> None:
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
 def test_a_world_that_answers_otherwise_when_played_again_is_unknown(make: Any) -> None:
     worlds = make()
-    held = worlds.open(Problem(()), 0)
+    held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
     assert said(worlds, held, "luck").text.startswith("1 luck")
     answer = said(worlds, held, "kill once")
-    assert isinstance(answer, Failure) and not answer.is_limit and "differently" in answer.reason
+    assert isinstance(answer, EnvFailure) and not answer.is_limit and "differently" in answer.reason
 
 
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
 def test_trouble_outside_of_an_action_is_unknown(make: Any) -> None:
     worlds = make()
     golds = ["reset exit", "reset raise", "score hang", "score raise"]
-    held = [worlds.open(Problem((), (gold,)), 0) for gold in golds]
+    held = [worlds.opened(Problem((), (gold,)), 0) for gold in golds]
     first = wait(worlds, *held)
-    assert [isinstance(one, Failure) for one in first] == [True, True, False, False]
+    assert [isinstance(one, EnvFailure) for one in first] == [True, True, False, False]
     for one in held[2:]:
         worlds.score(one)
     both = [*first[:2], *wait(worlds, *held[2:])]
-    assert all(isinstance(one, Failure) and not one.is_limit for one in both), both
+    assert all(isinstance(one, EnvFailure) and not one.is_limit for one in both), both
 
 
 def test_what_an_environment_says_is_checked(make: Any) -> None:
     worlds = make(step_seconds=30.0)
-    held = worlds.open(Problem(()), 0)
+    held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
     assert said(worlds, held, "odd").text == "half ? a character"
     huge = said(worlds, held, "huge").text
     assert len(huge) == 2 * 64 * 8 and huge.endswith("b")
     for word in ("raise", "leave", "nan"):
-        one = worlds.open(Problem(()), 0)
+        one = worlds.opened(Problem(()), 0)
         wait(worlds, one)
         answer = said(worlds, one, word)
-        assert isinstance(answer, Failure) and not answer.is_limit
+        assert isinstance(answer, EnvFailure) and not answer.is_limit
     with pytest.raises(UserError, match=r"Trouble gave str where Reply is wanted"):
         said(worlds, held, "garbage")
 
 
 def test_a_close_that_hangs_costs_the_worker_and_nothing_else(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lemma.environments.worlds.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("lemma.environments.env_pool.CLOSE_SECONDS", 0.5)
     worlds = make(step_seconds=30.0)
-    bad, good = worlds.open(Problem((), ("close hang",)), 0), worlds.open(Problem(()), 0)
+    bad, good = worlds.opened(Problem((), ("close hang",)), 0), worlds.opened(Problem(()), 0)
     wait(worlds, bad, good)
     assert said(worlds, good, "a") == Reply("1 a")
     worlds.leave(bad)
@@ -134,18 +136,18 @@ def test_a_close_that_hangs_costs_the_worker_and_nothing_else(make: Any, monkeyp
 
 def test_async_calls_of_one_worker_run_together(make: Any) -> None:
     worlds = make("Waiting", step_seconds=30.0)
-    held = [worlds.open(Problem(()), 0) for _ in range(20)]
+    held = [worlds.opened(Problem(()), 0) for _ in range(20)]
     wait(worlds, *held)
     began = time.monotonic()
     for one in held:
-        worlds.step(one, Utterance("a"))
+        worlds.say(one, "a")
     assert wait(worlds, *held) == [Reply("1 a")] * 20
     assert time.monotonic() - began < 3.0, "twenty calls of 0.2 s each"
 
 
 def test_nothing_is_left_after_the_end(make: Any, tmp_path: Path) -> None:
     worlds = make(workers=2)
-    held = [worlds.open(Problem(()), 0) for _ in range(4)]
+    held = [worlds.opened(Problem(()), 0) for _ in range(4)]
     wait(worlds, *held)
     said(worlds, held[0], "child")
     pids = processes(worlds)
@@ -158,7 +160,7 @@ def test_nothing_is_left_after_the_end(make: Any, tmp_path: Path) -> None:
 def test_a_worker_ends_with_its_trainer(make: Any, tmp_path: Path) -> None:
     """Only the trainer's end of the pipe is closed, as `kill -9` does it; the worlds get to be closed."""
     worlds = make()
-    idle = worlds.open(Problem(()), 0)
+    idle = worlds.opened(Problem(()), 0)
     wait(worlds, idle)
     said(worlds, idle, "child")
     (home,) = worlds._homes
@@ -170,11 +172,11 @@ def test_a_worker_ends_with_its_trainer(make: Any, tmp_path: Path) -> None:
 
 def test_a_killed_worker_is_nobodys_fault(make: Any) -> None:
     worlds = make(workers=2)
-    held = [worlds.open(Problem(()), 0) for _ in range(6)]
+    held = [worlds.opened(Problem(()), 0) for _ in range(6)]
     wait(worlds, *held)
     assert [said(worlds, one, "a") for one in held] == [Reply("1 a")] * 6
     os.kill(processes(worlds)[-1], signal.SIGKILL)
     with pytest.warns(LemmaWarning, match=r"was lost \(signal 9\) and is replaced"):
         for one in held:
-            worlds.step(one, Utterance("b"))
+            worlds.say(one, "b")
         assert wait(worlds, *held) == [Reply("2 b")] * 6

@@ -12,9 +12,9 @@ import pytest
 
 from lemma.core.errors import LemmaWarning
 from lemma.core.types import Problem
-from lemma.environments import CustomWorld, Reply, Utterance
+from lemma.environments import CustomWorld, Reply
 from lemma.environments.agent_pool import AgentPool
-from lemma.environments.held import Failure
+from lemma.environments.env_handle import EnvFailure
 from lemma.environments.openings import opened_all
 from tests.environments.trouble import STRAY, alive, processes, said, wait, wait_for_end
 
@@ -23,7 +23,7 @@ from tests.environments.trouble import STRAY, alive, processes, said, wait, wait
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
 def test_what_left_its_session_ends_with_the_worker(make: Any, way: str, tmp_path: Path) -> None:
     worlds = make()
-    held = worlds.open(Problem(()), 0)
+    held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
     said(worlds, held, "daemon")
     stray = int((tmp_path / "daemon").read_text())
@@ -40,7 +40,7 @@ def test_what_left_its_session_ends_with_the_worker(make: Any, way: str, tmp_pat
 
 def test_an_environment_reads_no_orders(make: Any) -> None:
     worlds = make(step_seconds=20.0)
-    held = worlds.open(Problem(()), 0)
+    held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
     assert said(worlds, held, "reads") == Reply("1 reads")
 
@@ -49,11 +49,11 @@ def test_whatever_is_raised_costs_one_episode(make: Any) -> None:
     for kind in ("Trouble", "Waiting"):
         worlds = make(kind, step_seconds=30.0)
         for word in ("abort", "leave"):
-            held = worlds.open(Problem(()), 0)
+            held = worlds.opened(Problem(()), 0)
             wait(worlds, held)
             answer = said(worlds, held, word)
-            assert isinstance(answer, Failure) and not answer.is_limit, (kind, word)
-        held = worlds.open(Problem(()), 0)
+            assert isinstance(answer, EnvFailure) and not answer.is_limit, (kind, word)
+        held = worlds.opened(Problem(()), 0)
         wait(worlds, held)
         assert said(worlds, held, "a") == Reply("1 a")
         assert worlds.lost == 0
@@ -62,23 +62,23 @@ def test_whatever_is_raised_costs_one_episode(make: Any) -> None:
 def test_an_async_call_that_hangs_costs_no_worker(make: Any) -> None:
     """Nor does a world that cannot be closed then."""
     worlds = make("Waiting", step_seconds=2.0)
-    hung, other = worlds.open(Problem((), ("stuck",)), 0), worlds.open(Problem(()), 0)
+    hung, other = worlds.opened(Problem((), ("stuck",)), 0), worlds.opened(Problem(()), 0)
     wait(worlds, hung, other)
-    worlds.step(hung, Utterance("linger"))
+    worlds.say(hung, "linger")
     assert said(worlds, other, "a") == Reply("1 a")
     answer = wait(worlds, hung)[0]
-    assert isinstance(answer, Failure) and answer.is_limit
+    assert isinstance(answer, EnvFailure) and answer.is_limit
     assert said(worlds, other, "b") == Reply("2 b")
     assert worlds.lost == worlds.replayed - 1 == 0, "one more try of the call that hangs"
 
 
 def test_an_answer_that_nobody_reads_in_time_was_still_given_in_time(make: Any) -> None:
     worlds = make(step_seconds=2.5, worker_calls=2)
-    held = [worlds.open(Problem(()), 0) for _ in range(2)]
+    held = [worlds.opened(Problem(()), 0) for _ in range(2)]
     wait(worlds, *held)
     before = [one.seconds for one in held]
     for one in held:
-        worlds.step(one, Utterance("late accents"))
+        worlds.say(one, "late accents")
     time.sleep(3.5)
     for answer in wait(worlds, *held):
         assert isinstance(answer, Reply) and len(answer.results) == 100, "more than a pipe holds"
@@ -89,9 +89,9 @@ def test_an_answer_that_nobody_reads_in_time_was_still_given_in_time(make: Any) 
 
 def test_a_worker_that_stops_in_the_middle_of_an_answer_is_ended(make: Any) -> None:
     worlds = make(step_seconds=2.0)
-    held = worlds.open(Problem(()), 0)
+    held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
-    worlds.step(held, Utterance("accents"))
+    worlds.say(held, "accents")
     time.sleep(0.8)  # the pipe is full
     os.kill(processes(worlds)[1], signal.SIGSTOP)
     with pytest.warns(LemmaWarning, match="does not answer"):

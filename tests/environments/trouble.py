@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from lemma.environments import Utterance
-from lemma.environments.held import Held
-from lemma.environments.worlds import Worlds
+from lemma.core.types import Problem
+from lemma.environments import EnvironmentOptions, Utterance
+from lemma.environments.env_handle import EnvHandle
+from lemma.environments.env_pool import EnvPool
 
 # Source of a function for programs that import os and time.
 STRAY = '''
@@ -143,20 +146,48 @@ def write_world(folder: Path) -> str:
     return str(path)
 
 
-def wait(worlds: Worlds, *held: Held) -> list[Any]:
-    """What each of these gives."""
-    missing = list(held)
-    until = time.monotonic() + 60
-    while missing:
-        assert time.monotonic() < until, "no answer"
-        done = worlds.answers(0.5)
-        missing = [one for one in missing if one not in done]
-    return [one.answer for one in held]
+class Worlds(EnvPool):
+    """A pool whose calls are begun in one line of a test and waited for in another."""
+
+    def __init__(self, options: EnvironmentOptions):
+        super().__init__(options)
+        self._calls: dict[EnvHandle, asyncio.Future[Any]] = {}
+        self._test_loop = asyncio.new_event_loop()
+
+    def begin(self, env: EnvHandle, call: Callable[[], Awaitable[Any]]) -> None:
+        async def begun() -> None:
+            self._calls[env] = asyncio.ensure_future(call())
+
+        self._test_loop.run_until_complete(begun())
+
+    def opened(self, problem: Problem, seed: int = 0) -> EnvHandle:
+        env = self.open(problem, seed)
+        self.begin(env, env.reset)
+        return env
+
+    def say(self, env: EnvHandle, text: str) -> None:
+        self.begin(env, lambda: env.step(Utterance(text)))
+
+    def score(self, env: EnvHandle) -> None:
+        self.begin(env, env.score)
+
+    def wait(self, *envs: EnvHandle) -> list[Any]:
+        """What each call gives, a failure as well."""
+        until = time.monotonic() + 60
+        while not all(self._calls[env].done() for env in envs):
+            assert time.monotonic() < until, "no answer"
+            self.poll()
+            time.sleep(0.005)
+        return [call.exception() or call.result() for call in map(self._calls.__getitem__, envs)]
 
 
-def said(worlds: Worlds, held: Held, text: str) -> Any:
-    worlds.step(held, Utterance(text))
-    return wait(worlds, held)[0]
+def wait(worlds: Worlds, *envs: EnvHandle) -> list[Any]:
+    return worlds.wait(*envs)
+
+
+def said(worlds: Worlds, env: EnvHandle, text: str) -> Any:
+    worlds.say(env, text)
+    return worlds.wait(env)[0]
 
 
 def alive(pid: int) -> bool:

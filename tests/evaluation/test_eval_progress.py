@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lemma.core.events import Event, Progressed
 from lemma.evaluation import eval_progress
 from lemma.evaluation.eval_progress import Meter
 from lemma.reporting.console import Pace
+from tests.rollouts.scripted import Silent
 
 
 class Clock:
@@ -32,13 +34,13 @@ def test_time_left_of_samples_that_all_run_side_by_side(clock: Clock) -> None:
     heard: list[Progressed] = []
     meter = Meter(10, 1000, lambda event: heard.append(event) if isinstance(event, Progressed) else None)
     pace, left = Pace(0, 10), {}
+    sampled = 0
     for second in range(1, 101):
         clock.now += 1
-        for sample in range(10):
-            if second <= 91 + sample:
-                meter.hear(("eval", sample), 0, np.zeros(1))
-            if second == 91 + sample:
-                meter.graded(("eval", sample), 0, second, right=sample % 2 == 0)
+        sampled += sum(second <= 91 + sample for sample in range(10))
+        meter.look(sampled)
+        if second > 90:
+            meter.graded(second, right=second % 2 == 1)
         last = heard[-1]
         pace.reach(last.done, last.total, last.share)
         left[second] = pace._rate(2) and (1 - pace.share) / pace._rate(2)
@@ -53,33 +55,31 @@ def test_time_left_of_samples_that_all_run_side_by_side(clock: Clock) -> None:
 def test_what_a_journal_held_is_no_work(clock: Clock) -> None:
     heard: list[Event] = []
     meter = Meter(4, 100, heard.append)
-    for sample in range(2):
+    for _ in range(2):
         clock.now += 1e-6
-        meter.graded(("eval", sample), 0, 50, right=True)
+        meter.graded(50, right=True)
     assert meter.share == 0.5
     assert "tokens/s" not in str(heard), "nothing was generated here"
 
 
-def test_an_engine_that_somebody_listens_to_keeps_its_listener() -> None:
-    class Engine:
-        streams_tokens, on_tokens = True, None
-
-    engine, meter = Engine(), Meter(1, 1, lambda event: None)
-    with meter.listening(engine):  # type: ignore[arg-type]
-        assert engine.on_tokens == meter.hear
-    assert engine.on_tokens is None
-    engine.on_tokens = words = object()
-    with meter.listening(engine):  # type: ignore[arg-type]
-        assert engine.on_tokens is words
+def test_what_the_engine_sampled_before_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation counts the tokens of its own samples, those that are not finished as well."""
+    monkeypatch.setattr(eval_progress, "LOOK_SECONDS", 0.01)
+    engine, meter = Silent(), Meter(4, 100, lambda event: None)
+    engine.sampled_tokens = 1000
+    with meter.watching(engine, tmp_path):
+        engine.sampled_tokens += 100
+        until = time.monotonic() + 10
+        while meter.share == 0.0 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert meter.share == 0.25
 
 
 def test_two_threads_tell_one_meter() -> None:
     counted: list[Progressed] = []
     meter = Meter(200, 10, lambda event: counted.append(event))  # type: ignore[arg-type]
     threads = [
-        threading.Thread(
-            target=lambda first=first: [meter.graded(("e", n), 0, 3, True) for n in range(first, first + 100)]
-        )
+        threading.Thread(target=lambda first=first: [meter.graded(3, True) for _ in range(first, first + 100)])
         for first in (0, 100)
     ]
     for thread in threads:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ class Counting(Engine):
     context = 2**31
 
     def __init__(self, fail_after: int = 1000):
+        self.finished = deque[Completion]()
+        self.answered = 0
         self.asked: list[Request] = []
         self.threads: list[int] = []
         self.fail_after = fail_after
@@ -35,13 +37,17 @@ class Counting(Engine):
         self.threads.append(threading.get_ident())
         self.asked.append(request)
 
-    def completions(self) -> Iterator[Completion]:
+    @property
+    def is_busy(self) -> bool:
+        return self.answered < len(self.asked)
+
+    def work(self) -> None:
+        if self.answered == self.fail_after:
+            raise OSError("the device is gone")
+        self.threads.append(threading.get_ident())
         nothing = np.zeros(0)
-        for number, request in enumerate(self.asked):
-            if number == self.fail_after:
-                raise OSError("the device is gone")
-            self.threads.append(threading.get_ident())
-            yield Completion(request.key, 0, nothing, nothing, nothing, "stop", 0)
+        self.finished.append(Completion(self.asked[self.answered].key, 0, nothing, nothing, nothing, "stop", 0))
+        self.answered += 1
 
     def cancel(self, key: Key) -> None: ...
     def update_weights(self, version: int) -> None: ...
@@ -52,18 +58,22 @@ class Counting(Engine):
 class Waiting(Counting):
     """An engine that gives some answers at once, then computes, then waits for its device."""
 
-    while_waiting = staticmethod(nullcontext)
     computes = False
 
-    def completions(self) -> Iterator[Completion]:
-        for number, completion in enumerate(super().completions()):
-            yield completion
-            if number % 10 == 9:
-                self.computes = True
-                time.sleep(PATIENCE / 4)
-                self.computes = False
-                with self.while_waiting():
-                    time.sleep(PATIENCE)
+    def __init__(self) -> None:
+        super().__init__()
+        self.device_wait: threading.Event = threading.Event()
+        self.device_wait.set()
+
+    def work(self) -> None:
+        if self.answered and self.answered % 10 == 0:
+            self.device_wait.clear()
+            self.computes = True
+            time.sleep(PATIENCE / 4)
+            self.computes = False
+            self.device_wait.set()
+            time.sleep(PATIENCE)
+        super().work()
 
 
 def submit(engine: Engine, count: int) -> None:
@@ -115,7 +125,6 @@ def test_the_reader_works_while_the_engine_waits() -> None:
 
     read_beside(engine, reader)
     assert disturbed <= 20, "beside the first ten, at most one a time that was begun before"
-    assert engine.while_waiting is nullcontext
 
 
 def test_what_the_engine_gave_is_read_before_its_trouble_is_told() -> None:

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from lemma.core.errors import UserError
 from lemma.core.events import Event, Progressed
 from lemma.engines import open_engine
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.protocol import Completion
+from lemma.engines.protocol import Completion, Request
 from lemma.evaluation.eval_folder import claim
 from lemma.evaluation.eval_options import EvalOptions
 from lemma.evaluation.evaluator import EvalSettings, evaluate
@@ -316,9 +315,10 @@ def test_every_end_token_of_the_model_is_taken_off_the_text(trained: Path, tmp_p
     policy.causal.generation_config.eos_token_id = [tokenizer.eos_token_id, second]
 
     class Ended(Scripted):
-        def completions(self) -> Iterator[Completion]:
-            for one in super().completions():
-                yield replace(one, ids=np.array([*one.ids[:-1], second], dtype=np.int32))
+        def samples(self, request: Request) -> list[Completion]:
+            return [
+                replace(one, ids=np.array([*one.ids[:-1], second], dtype=np.int32)) for one in super().samples(request)
+            ]
 
     (tmp_path / "rows.jsonl").write_text('{"question": "3 + 2 ?", "answer": "5"}\n')
     settings = EvalSettings(max_tokens=24, format=FORMAT)

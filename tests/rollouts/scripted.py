@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from lemma.core.types import Finish
 from lemma.engines.protocol import Completion, Engine, Key, Request
 
 Line = Callable[[Request, int], str]
@@ -23,6 +25,8 @@ class Scripted(Engine):
         self.asked: list[Request] = []
         self._waiting: list[Request] = []
         self._version = 0
+        self.finished = deque[Completion]()
+        self._spoken = deque[Completion]()
 
     def submit(self, request: Request) -> None:
         assert 0 <= request.sampling.min_tokens <= request.sampling.max_tokens > 0
@@ -31,19 +35,28 @@ class Scripted(Engine):
 
     def cancel(self, key: Key) -> None:
         self._waiting = [request for request in self._waiting if request.key != key]
+        self._spoken = deque(one for one in self._spoken if one.key != key)
 
-    def completions(self) -> Iterator[Completion]:
-        """The last one asked is the first to finish."""
-        while self._waiting:
-            request = self._waiting.pop()
-            for sample in range(request.n):
-                ids = [*self.tokenizer.encode(self.say(request, sample)), self.tokenizer.eos_token_id]
-                cut = ids[: request.sampling.max_tokens]
-                zeros = np.zeros(len(cut), dtype=np.float32)
-                finish = "stop" if len(cut) == len(ids) else "length"
-                yield Completion(
-                    request.key, sample, np.array(cut, dtype=np.int32), zeros - 1, zeros, finish, self._version
-                )
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._spoken)
+
+    def work(self) -> None:
+        """One more sample is finished; the last request that was submitted is the first."""
+        if not self._spoken and self._waiting:
+            self._spoken.extend(self.samples(self._waiting.pop()))
+        if self._spoken:
+            self.finished.append(self._spoken.popleft())
+
+    def samples(self, request: Request) -> list[Completion]:
+        samples = []
+        for sample in range(request.n):
+            ids = [*self.tokenizer.encode(self.say(request, sample)), self.tokenizer.eos_token_id]
+            row = np.array(ids[: request.sampling.max_tokens], dtype=np.int32)
+            zeros = np.zeros(len(row), dtype=np.float32)
+            finish: Finish = "stop" if len(row) == len(ids) else "length"
+            samples.append(Completion(request.key, sample, row, zeros - 1, zeros, finish, self._version))
+        return samples
 
     def update_weights(self, version: int) -> None:
         self._version = version

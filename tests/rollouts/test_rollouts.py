@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from lemma.core.errors import UserError
 from lemma.data.data_options import ArithmeticOptions, DataOptions
 from lemma.data.load_rows import load_problems
 from lemma.engines.native.engine import NativeEngine
-from lemma.engines.protocol import Completion, Sampling
+from lemma.engines.protocol import Sampling
 from lemma.formats import make_format
 from lemma.formats.detokenizer import Detokenizer
 from lemma.formats.encode import encode_prompt
@@ -103,17 +102,9 @@ def test_a_teachers_prefix_is_part_of_the_response_and_not_sampled(policy: Polic
 class AllAtOnce(Scripted):
     """Gives its completions when all of them are there."""
 
-    _ready: tuple[Completion, ...] = ()
-
-    @property
-    def finished(self) -> tuple[Completion, ...]:
-        return self._ready
-
-    def completions(self) -> Iterator[Completion]:
-        self._ready = tuple(super().completions())
-        while self._ready:
-            first, self._ready = self._ready[0], self._ready[1:]
-            yield first
+    def work(self) -> None:
+        while self.is_busy:
+            super().work()
 
 
 def test_answers_that_are_there_together_are_read_as_one_by_one(policy: Policy, tmp_path: Path) -> None:
@@ -185,11 +176,13 @@ def test_a_slow_verdict_does_not_keep_later_completions_from_being_read(policy: 
 class Failing(Scripted):
     """An engine that says nothing more after some samples."""
 
-    def completions(self) -> Iterator[Completion]:
-        for number, completion in enumerate(super().completions()):
-            if number == 10:
-                raise OSError("the device is gone")
-            yield completion
+    _count = 0
+
+    def work(self) -> None:
+        if self._count == 10:
+            raise OSError("the device is gone")
+        super().work()
+        self._count += 1
 
 
 @pytest.mark.parametrize("where", ["judge", "consumer"])

@@ -119,7 +119,7 @@ def test_free_sends_a_turn_while_another_waits_for_its_reply(policy: Policy, wor
     seen: dict[str, list[str]] = {}
     for schedule in ("free", "exact"):
         engine = Recording(policy, 3)
-        world = worlds({"slow": 0.5}, schedule=schedule, workers=1, worker_calls=4, turns=3)
+        world = worlds({"slow": 2.0}, schedule=schedule, workers=1, worker_calls=4, turns=3)
         work = asks(policy, 4, slow=0)
         episodes = list(play(engine, work, SAMPLING, judge(policy), world=world))
         assert len(episodes) == 4

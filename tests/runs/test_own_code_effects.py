@@ -16,11 +16,11 @@ import yaml
 from lemma.config.registry import forget_files, load_place
 from lemma.core.errors import Interruption, UserError
 from lemma.core.types import Message, Problem
-from lemma.environments import CustomWorld, Utterance
-from lemma.environments.held import Failure
-from lemma.environments.worlds import Worlds
+from lemma.environments import CustomWorld
+from lemma.environments.env_handle import EnvFailure
 from lemma.reports.run_table import row_of
 from lemma.rewards import Reward, RewardInput, combine, make_reward
+from tests.environments.trouble import Worlds
 
 CHANGES = "os.chdir('/'); torch.set_grad_enabled(False); torch.set_default_dtype(torch.float64)"
 OWN = f"""\
@@ -145,12 +145,12 @@ def test_an_import_changes_nothing_either(file: Path) -> None:
 def test_an_environment_in_the_process_that_trains_changes_nothing_and_its_exceptions_are_told(file: Path) -> None:
     options = CustomWorld.model_validate({"class": f"{file}:World", "workers": 0})
     worlds = Worlds(options)
-    held = worlds.open(PROBLEM, seed=0)
-    assert worlds.answers() == [held] and held.answer == ()
+    held = worlds.opened(PROBLEM, seed=0)
+    assert worlds.wait(held) == [()]
     check_unchanged(file.parent)
-    worlds.step(held, Utterance("yes"))
-    worlds.answers()
-    assert isinstance(held.answer, Failure) and "Gone: away" in held.answer.reason
+    worlds.say(held, "yes")
+    (failure,) = worlds.wait(held)
+    assert isinstance(failure, EnvFailure) and "Gone: away" in failure.reason
     check_unchanged(file.parent)
     with pytest.raises(UserError, match=r"mine.py:\d+: `problems` of the environment World failed with Gone: away"):
         options.problems("train")

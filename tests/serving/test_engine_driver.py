@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lemma.engines.protocol import Completion, Request
-from lemma.serving.engine_driver import Call, EngineDriver, Tokens
+from lemma.engines.protocol import Completion, NewTokens, Request
+from lemma.serving.engine_driver import Call, EngineDriver
 from tests.engines.native_checks import FREE, engine_of
 from tests.engines.small_policies import exact_policy
 
@@ -24,7 +24,7 @@ def test_nobody_gets_the_answer_to_a_client_that_left_when_it_was_finished() -> 
 
     def leave(event: Any) -> None:
         nonlocal count
-        assert isinstance(event, Tokens)
+        assert isinstance(event, NewTokens)
         count += len(event.ids)
         if count == 4:
             driver.drop(calls[0])
@@ -35,7 +35,7 @@ def test_nobody_gets_the_answer_to_a_client_that_left_when_it_was_finished() -> 
         if len(heard) < 3:
             driver.submit([longer], again)
 
-    calls.append(driver.submit([first], leave, wants_tokens=True))
+    calls.append(driver.submit([replace(first, stream=True)], leave))
     driver.run(lambda: not driver.active)
     assert all(isinstance(event, Completion) for event in heard), heard
     assert [len(event.ids) for event in heard] == [9, 9, 9]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import SamplingMode, sampling_mode
 from lemma.engines.native.scheduler import Prefill, Scheduler, default_prefill, layout, most_gathered
 from lemma.engines.native.sequences import Intake, Readback, Sequence, accept_all, completions_of
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request
 from lemma.models.policy import Policy
 from lemma.models.products import note_rows
 
@@ -78,7 +78,10 @@ class NativeEngine(Engine):
         graphs = on_gpu if use_graphs is None else use_graphs
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
         self._intake = Intake(policy)
-        self._done: deque[Completion] = deque()
+        self.finished: deque[Completion] = deque()
+        self.new_tokens: deque[NewTokens] = deque()
+        self.device_wait = threading.Event()
+        self._modules: Modules | None = None
         # The number of unfinished samples of each request.
         self._unfinished: dict[Key, int] = {}
         self._addresses: tuple[int, ...] = ()
@@ -89,9 +92,6 @@ class NativeEngine(Engine):
         self.bursts_ahead = 0
         self._unexpected_ends = 0
         self.context = policy.context
-        self.on_tokens: Listener | None = None
-        # Entered while the engine waits for the device, when another thread may use the interpreter.
-        self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def room(self) -> int:
@@ -103,6 +103,7 @@ class NativeEngine(Engine):
     def submit(self, request: Request) -> None:
         if not self._unfinished:
             self._intake.refresh()
+            self._modules = None
         elif request.key in self._unfinished:
             raise EngineError(f"request {request.name} is already running", fix="give it another key")
         self._intake.check(request, self.room)
@@ -111,22 +112,26 @@ class NativeEngine(Engine):
 
     def cancel(self, key: Key) -> None:
         """End every unfinished sample of the request, with the tokens it has so far."""
-        self._done += completions_of((sequence, "cancelled") for sequence in self.scheduler.cancel(key))
+        self.finished += completions_of((sequence, "cancelled") for sequence in self.scheduler.cancel(key))
         self._unfinished.pop(key, None)
 
-    def completions(self) -> Iterator[Completion]:
-        """A caller that stops iterating halfway loses nothing: the next call continues with what is unfinished."""
-        modules = Modules(self.policy.module)
-        self._check_addresses(modules)
-        while self._done or not self.scheduler.is_idle:
-            if not self._done:
-                self._work_until_done(modules)
-            while self._done:
-                yield self._done.popleft()
-
     @property
-    def finished(self) -> deque[Completion]:
-        return self._done
+    def is_busy(self) -> bool:
+        return not self.scheduler.is_idle
+
+    def work(self) -> None:
+        """Prefill, or one burst, in eval mode. After any exception, Ctrl-C included, all requests are dropped."""
+        if self.scheduler.is_idle:
+            return
+        modules = self._modules or self._look_at_modules()
+        is_training = self.policy.module.training
+        if is_training:
+            modules.train(False)
+        try:
+            self._work()
+        finally:
+            if is_training:
+                modules.train(True)
 
     def update_weights(self, version: int) -> None:
         """The weights are the policy's own, so only the cached keys and values have to be dropped.
@@ -134,6 +139,7 @@ class NativeEngine(Engine):
         Unfinished completions continue with the new weights, after their tokens so far have been prefilled again.
         """
         self.version = version
+        self._modules = None
         self._restart()
         for job in self.scheduler.waiting:
             for sequence in (job.leader, *job.followers):
@@ -146,6 +152,7 @@ class NativeEngine(Engine):
         self._restart()
 
     def invalidate(self) -> None:
+        self._modules = None
         self.runner.drop_graphs()
         self._restart()
 
@@ -173,31 +180,20 @@ class NativeEngine(Engine):
         self.scheduler.restart()
         self._has_new_weights = self.policy.is_adapter
 
-    def _check_addresses(self, modules: Modules) -> None:
-        """Captured graphs hold the addresses of the weights: if any has moved, they are captured again."""
+    def _look_at_modules(self) -> Modules:
+        """Captured graphs hold the addresses of the weights: if any has moved since the last look, they are captured
+        again. Looked at when work begins, and after an update."""
+        modules = Modules(self.policy.module)
         addresses = modules.addresses()
         if addresses != self._addresses:
             self._addresses = addresses
             self.invalidate()
+        self._modules = modules
+        return modules
 
     # --- the work ----------------------------------------------------------------------------------------------
 
-    def _work_until_done(self, modules: Modules) -> None:
-        """Work until some sample has finished. The module is back in its own mode when the caller sees it."""
-        is_training = self.policy.module.training
-        if is_training:
-            modules.train(False)
-        try:
-            while not self._done and not self.scheduler.is_idle:
-                self._work()
-                if self.between_steps is not None:
-                    self.between_steps()
-        finally:
-            if is_training:
-                modules.train(True)
-
     def _work(self) -> None:
-        """Prefill or one burst. After any exception, Ctrl-C included, all requests are dropped."""
         try:
             self.take_cache()
             if self._has_new_weights:
@@ -329,8 +325,10 @@ class NativeEngine(Engine):
 
     def _read(self, burst: Burst) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if burst.done is not None:
-            with self.while_waiting():
-                burst.done.synchronize()
+            assert self.device_wait is not None
+            self.device_wait.set()
+            burst.done.synchronize()
+            self.device_wait.clear()
         return burst.read()
 
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
@@ -341,12 +339,15 @@ class NativeEngine(Engine):
         ends = list(set().union(*{sequence.end_ids for sequence in sequences}))
         may_end = np.logical_or.reduce(np.isin(tokens, ends), axis=0).tolist()
         ended = accept_all(sequences, Readback(tokens.T.copy(), logprobs.T.copy(), kept.T.copy()), may_end)
-        if self.on_tokens is not None:
-            for sequence in sequences:
-                self.on_tokens(sequence.request.key, sequence.sample, sequence.newest)
+        self.sampled_tokens += tokens.size - sum(len(tokens) - len(sequence.newest) for sequence, _ in ended)
+        self.new_tokens += [
+            NewTokens(sequence.request.key, sequence.sample, sequence.newest)
+            for sequence in sequences
+            if sequence.request.stream
+        ]
         if ended:
             self.scheduler.finish([sequence for sequence, _ in ended])
-            self._done += completions_of(ended)
+            self.finished += completions_of(ended)
             for sequence, _ in ended:
                 self._count_finished(sequence.request.key)
 
@@ -361,7 +362,8 @@ class NativeEngine(Engine):
         self._discard_in_flight()
         self.scheduler.drop_all()
         self._unfinished.clear()
-        self._done.clear()
+        self.finished.clear()
+        self.new_tokens.clear()
 
     # --- memory ------------------------------------------------------------------------------------------------
 

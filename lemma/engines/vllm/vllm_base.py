@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
 
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, check_request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request, check_request
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job
 from lemma.engines.vllm.versions import check_version
@@ -39,7 +38,9 @@ class VllmBase(Engine, ABC):
         self.version = 0
         self.difference = 0.0  # between vLLM and the policy, at the last probe
         self._jobs: dict[str, Job] = {}
-        self._ready: deque[Completion] = deque()
+        self.finished: deque[Completion] = deque()
+        self.new_tokens: deque[NewTokens] = deque()
+        self._last_finished = time.monotonic()
         self._count = 0
         self._is_tainted = False  # the cache may hold numbers that are not finite
         self._own_folder = VllmFolder()
@@ -54,6 +55,8 @@ class VllmBase(Engine, ABC):
 
     def submit(self, request: Request) -> None:
         check_request(request, self.context)
+        if not self._jobs:
+            self._last_finished = time.monotonic()
         for sample in range(request.n):
             self._count += 1
             job = Job(f"{self.prefix}{self._count}-{sample}", request, sample, [(0, self.version)], time.monotonic())
@@ -64,24 +67,19 @@ class VllmBase(Engine, ABC):
         for job in [job for job in self._jobs.values() if job.request.key == key]:
             del self._jobs[job.name]
             self._abort(job)
-            self._ready.append(jobs.cancelled(job))
-
-    def completions(self) -> Iterator[Completion]:
-        last = time.monotonic()
-        while self._jobs or self._ready:
-            while self._ready:
-                last = time.monotonic()
-                yield self._ready.popleft()
-            if self._jobs:
-                self._advance()
-                if self.between_steps is not None:
-                    self.between_steps()
-                if not self._ready and time.monotonic() - last > self.options.answer_seconds:
-                    self._give_up(f"vLLM gave no completion for {self.options.answer_seconds:g} seconds")
+            self.finished.append(jobs.cancelled(job))
 
     @property
-    def finished(self) -> list[Completion]:
-        return list(self._ready)
+    def is_busy(self) -> bool:
+        return bool(self._jobs)
+
+    def work(self) -> None:
+        before = len(self.finished)
+        self._advance()
+        if len(self.finished) > before:
+            self._last_finished = time.monotonic()
+        elif self._jobs and time.monotonic() - self._last_finished > self.options.answer_seconds:
+            self._give_up(f"vLLM gave no completion for {self.options.answer_seconds:g} seconds")
 
     def update_weights(self, version: int) -> None:
         """Give vLLM the policy's weights, then score a few tokens on both sides.
@@ -101,7 +99,7 @@ class VllmBase(Engine, ABC):
 
     def close(self) -> None:
         self._jobs.clear()
-        self._ready.clear()
+        self.finished.clear()
         self._stop()
         self._own_folder.remove()
 
@@ -128,7 +126,7 @@ class VllmBase(Engine, ABC):
         del self._jobs[job.name]
         kept = self._kept(job, len(answer.ids)) if jobs.needs_cuts(job) else None
         try:
-            self._ready.append(jobs.finish(job, answer, kept, self.policy.tokenizer))
+            self.finished.append(jobs.finish(job, answer, kept, self.policy.tokenizer))
         except EngineError:
             self._is_tainted = True
             raise

@@ -207,7 +207,7 @@ class ReinforcementOptions(StageOptions):
 
     @model_validator(mode="after")
     def _may_fly(self) -> ReinforcementOptions:
-        if self.rollout.lag == "flying" and self.environment.driver is not None:
+        if self.rollout.lag == "flying" and not self.environment.is_stepped:
             raise ValueError(
                 "an agent does not wait for an update, so its responses cannot continue across one; write `lag: 1`"
             )

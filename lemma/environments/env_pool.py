@@ -7,19 +7,21 @@ breaks the world again, the action counts as wrong; if a replay gives different 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import selectors
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from lemma.core.errors import LemmaWarning, UserError, warn
 from lemma.core.types import Problem
-from lemma.environments.environment import EnvironmentOptions, Reply, Utterance
-from lemma.environments.held import GRACE_SECONDS, Failure, Flight, Held, WorldHome
+from lemma.environments.env_handle import GRACE_SECONDS, EnvFailure, EnvHandle, EnvWorker, Flight
+from lemma.environments.environment import EnvironmentOptions, Reply
 from lemma.environments.room import CLOSE_SECONDS, Call, Opening, Room, WorldAnswer, WorldOrder
 from lemma.environments.worker_process import WorkerLost, WorkerProcess
 
@@ -33,17 +35,16 @@ STARTS = 3
 TRIES = 2
 
 
-class Worlds:
-    """Start calls with `open`, `step` and `score`; `answers` returns those that have ended. One call at a time each."""
+class EnvPool:
+    """`open` gives a handle whose calls are awaited; somebody has to `poll` meanwhile, as `polled` does."""
 
     def __init__(self, options: EnvironmentOptions):
         self._options, self._key, self._owner = options, options.world_key, os.getpid()
         self._deadlines = options.deadlines
         self._at_once = options.calls_at_once if options.workers else 1
         self._count = 0
-        self._homes: list[WorldHome] = []
+        self._homes: list[EnvWorker] = []
         self._room = Room(options)
-        self._done: list[Held] = []
         self._failed_starts = 0
         self._looked = time.monotonic()
         self._grace = GRACE_SECONDS if options.keeps_time else 0.0
@@ -54,55 +55,53 @@ class Worlds:
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    def open(self, problem: Problem, seed: int) -> Held:
-        """A new environment; its first answer is the result of `reset`."""
+    def open(self, problem: Problem, seed: int) -> EnvHandle:
         self._count += 1
-        held = Held(self._count, problem, seed)
-        self._ask(held, "reset")
-        return held
+        return EnvHandle(self, self._count, problem, seed)
 
-    def step(self, held: Held, said: Utterance) -> None:
-        held.saying = said
-        self._ask(held, "step")
+    def call(self, held: EnvHandle, call: Call) -> asyncio.Future[Any]:
+        held.result = asyncio.get_running_loop().create_future()
+        self._ask(held, call)
+        return held.result
 
-    def score(self, held: Held) -> None:
-        self._ask(held, "score")
-
-    def leave(self, held: Held) -> None:
-        """The episode is over: close its world, once a running call has ended."""
+    def leave(self, held: EnvHandle) -> None:
         if held.is_left:
             return
         held.is_left = True
+        if held.result is not None and not held.result.done():
+            held.result.cancel()
         if held.call is None and held.home is not None:
             self._ask(held, "close")
 
-    def answers(self, wait: float = 0.0) -> list[Held]:
-        """Environments whose call has ended, each returned once; waits at most `wait` seconds for running calls."""
-        until = time.monotonic() + wait
-        while True:
-            for home in list(self._homes):
-                self._send(home)
-            if self._done or not any(home.queue or home.flights for home in self._homes):
-                break
-            left = until - time.monotonic()
-            if not self._listen(max(0.0, left)) and left <= 0:
-                break
-        done, self._done = [held for held in self._done if not held.is_left], []
-        return done
+    def poll(self) -> None:
+        """Send what can be sent, and take the answers that are there; waits for nothing."""
+        for home in list(self._homes):
+            self._send(home)
+        if any(home.queue or home.flights for home in self._homes):
+            while self._listen(0.0):
+                pass
+
+    def notify(self, loop: asyncio.AbstractEventLoop, arrived: Callable[[], object] | None) -> None:
+        """Have `arrived` called on this loop whenever a worker has written something; None: no more. A selector has a
+        file descriptor of its own."""
+        if arrived is not None:
+            loop.add_reader(self._selector, arrived)
+        else:
+            loop.remove_reader(self._selector)
 
     # --- sending -------------------------------------------------------------------------------------------------
 
-    def _ask(self, held: Held, call: Call) -> None:
+    def _ask(self, held: EnvHandle, call: Call) -> None:
         assert held.call is None, "one call at a time"
         held.call, held.breaks, held.lost_replays = call, 0, 0
         self._enqueue(held)
 
-    def _enqueue(self, held: Held) -> None:
+    def _enqueue(self, held: EnvHandle) -> None:
         home = held.home if held.home is not None else self._choose()
         home.queue.append(held)
         self._send(home)
 
-    def _choose(self) -> WorldHome:
+    def _choose(self) -> EnvWorker:
         """The least loaded worker, or a new one."""
         wanted = self._options.workers
         best = min(self._homes, key=lambda home: home.load, default=None)
@@ -110,16 +109,16 @@ class Worlds:
             best = self._new_home()
         return best
 
-    def _new_home(self) -> WorldHome:
+    def _new_home(self) -> EnvWorker:
         worker = WorkerProcess(self._options) if self._options.workers else None
-        home = WorldHome(worker)
+        home = EnvWorker(worker)
         self._homes.append(home)
         if worker is not None:
             self._selector.register(worker.hearing, selectors.EVENT_READ, home)
             self._write(home)
         return home
 
-    def _send(self, home: WorldHome) -> None:
+    def _send(self, home: EnvWorker) -> None:
         """Send only what the worker can start immediately, so that deadlines count from now."""
         while home.queue and home.is_ready and len(home.flights) < self._at_once:
             held = home.queue[0]
@@ -129,7 +128,7 @@ class Worlds:
             home.queue.popleft()
             self._dispatch(home, held)
 
-    def _dispatch(self, home: WorldHome, held: Held) -> None:
+    def _dispatch(self, home: EnvWorker, held: EnvHandle) -> None:
         call, now = held.call, time.monotonic()
         assert call is not None
         opening = None
@@ -155,7 +154,7 @@ class Worlds:
                 return
             self._watch_writing(home)
 
-    def _write(self, home: WorldHome) -> None:
+    def _write(self, home: EnvWorker) -> None:
         assert home.worker is not None
         try:
             home.worker.write()
@@ -164,7 +163,7 @@ class Worlds:
             return
         self._watch_writing(home)
 
-    def _watch_writing(self, home: WorldHome) -> None:
+    def _watch_writing(self, home: EnvWorker) -> None:
         assert home.worker is not None
         is_watched = home.worker.sending in self._selector.get_map()
         if home.worker.out and not is_watched:
@@ -183,7 +182,7 @@ class Worlds:
         wait = min([wait, *(max(0.0, limit - now) for limit in limits)])
         events = self._selector.select(wait)
         for key, mask in events:
-            home: WorldHome = key.data
+            home: EnvWorker = key.data
             if home in self._homes:
                 if mask & selectors.EVENT_WRITE:
                     self._write(home)
@@ -192,7 +191,7 @@ class Worlds:
         self._looked = time.monotonic()
         return self._end_overdue(was_away) or bool(events)
 
-    def _read(self, home: WorldHome) -> None:
+    def _read(self, home: EnvWorker) -> None:
         assert home.worker is not None
         try:
             for answer in home.worker.read():
@@ -205,7 +204,7 @@ class Worlds:
             if home.is_ready:
                 self._failed_starts = 0
 
-    def _hear(self, home: WorldHome, answer: WorldAnswer) -> None:
+    def _hear(self, home: EnvWorker, answer: WorldAnswer) -> None:
         flight = home.flights.get(answer.world)
         if flight is None:
             return
@@ -233,9 +232,9 @@ class Worlds:
             held.call = call
             self._broke(held, answer.value, in_replay=flight.replays)
         else:
-            self._finish(held, call, Failure(f"the environment failed: {answer.value}"))
+            self._finish(held, call, EnvFailure(f"the environment failed: {answer.value}"))
 
-    def _compare(self, home: WorldHome, flight: Flight, heard: tuple[Reply, ...]) -> None:
+    def _compare(self, home: EnvWorker, flight: Flight, heard: tuple[Reply, ...]) -> None:
         """Check the replies of a replayed world; the call itself follows, with its own deadline."""
         held = flight.held
         call = held.call
@@ -251,17 +250,17 @@ class Worlds:
         flight.replays, flight.deadline = False, time.monotonic() + max(self._deadlines.step, self._deadlines.score)
         self._count += 1
         held.number, held.home, held.call = self._count, None, None
-        self._finish(held, call, Failure("the environment answered differently when it was played again"))
+        self._finish(held, call, EnvFailure("the environment answered differently when it was played again"))
 
-    def _finish(self, held: Held, call: Call | None, value: Any) -> None:
-        if call == "close":
-            return
-        held.answer = value
-        if held.is_left:
+    def _finish(self, held: EnvHandle, call: Call | None, value: Any) -> None:
+        if held.is_left and call != "close":
             if held.home is not None:
                 self._ask(held, "close")
-        else:
-            self._done.append(held)
+        elif held.result is not None and not held.result.done():
+            if isinstance(value, EnvFailure):
+                held.result.set_exception(value)
+            else:
+                held.result.set_result(value)
 
     # --- failures ------------------------------------------------------------------------------------------------
 
@@ -275,7 +274,7 @@ class Worlds:
                 was_any = True
         return was_any
 
-    def _lose(self, home: WorldHome, why: str, late: set[int] | None = None) -> None:
+    def _lose(self, home: EnvWorker, why: str, late: set[int] | None = None) -> None:
         """Drop a worker. If it died, any of its running calls may be the cause, so each is retried alone."""
         assert home.worker is not None
         self._homes.remove(home)
@@ -301,6 +300,7 @@ class Worlds:
             held.seconds += time.monotonic() - flight.began
             if held.call == "close":
                 held.call = None
+                self._finish(held, "close", None)
             elif late is None or held.number in late:
                 held.is_alone = True
                 self._broke(held, why, in_replay=flight.replays)
@@ -309,10 +309,11 @@ class Worlds:
         for held in queue:
             if held.call == "close":
                 held.call = None
+                self._finish(held, "close", None)
             else:
                 self._enqueue(held)
 
-    def _broke(self, held: Held, why: str, in_replay: bool) -> None:
+    def _broke(self, held: EnvHandle, why: str, in_replay: bool) -> None:
         """A call broke its world: one more try in a fresh one, or a failure if it was the last try."""
         call = held.call
         if held.is_left:
@@ -325,13 +326,13 @@ class Worlds:
             return
         held.call = None
         if in_replay:
-            self._finish(held, call, Failure(f"the environment broke when it was played again: {why}"))
+            self._finish(held, call, EnvFailure(f"the environment broke when it was played again: {why}"))
         elif call == "step":
-            self._finish(held, call, Failure(f"limit: the same action broke the environment twice ({why})", True))
+            self._finish(held, call, EnvFailure(f"limit: the same action broke the environment twice ({why})", True))
         else:
-            self._finish(held, call, Failure(f"`{call}` broke the environment twice: {why}"))
+            self._finish(held, call, EnvFailure(f"`{call}` broke the environment twice: {why}"))
 
-    def _forget(self, home: WorldHome, held: Held) -> None:
+    def _forget(self, home: EnvWorker, held: EnvHandle) -> None:
         """The world no longer exists."""
         home.holds.pop(held.number, None)
         held.home = None
@@ -359,7 +360,7 @@ class Worlds:
         for home in self._homes:
             if home.worker is not None:
                 home.worker.end()
-        self._homes, self._done = [], []
+        self._homes = []
         self._room.close()
 
     def _after_fork(self) -> None:
@@ -369,7 +370,7 @@ class Worlds:
         self._homes = []
 
     @classmethod
-    def of(cls, options: EnvironmentOptions) -> Worlds:
+    def of(cls, options: EnvironmentOptions) -> EnvPool:
         """The instance for these options in this process, shared so that workers are not started twice."""
         key = options.world_key
         if key not in _shared:
@@ -378,8 +379,8 @@ class Worlds:
 
 
 _FIX = "return a `lemma.environments.Reply` from `step` and an `Outcome` from `score`"
-_all: weakref.WeakSet[Worlds] = weakref.WeakSet()
-_shared: dict[str, Worlds] = {}
+_all: weakref.WeakSet[EnvPool] = weakref.WeakSet()
+_shared: dict[str, EnvPool] = {}
 
 
 def _close_all() -> None:

@@ -1,71 +1,101 @@
-"""One environment as its episode sees it, its running call, and the process it lives in."""
+"""One environment as its episode sees it, its running call, and the process that it lives in."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lemma.core.types import Problem
+from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Reply, Utterance
 from lemma.environments.room import Call
 from lemma.environments.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from lemma.environments.env_pool import EnvPool
 
 # Seconds beyond the deadline for a call that ends itself there, and for an answer that has not been read yet.
 GRACE_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class EnvFailure(Exception):
     """A call without a result. With `is_limit` the action is to blame; otherwise the outcome is unknown."""
 
-    reason: str
-    is_limit: bool = False
+    def __init__(self, reason: str, is_limit: bool = False):
+        super().__init__(reason)
+        self.reason, self.is_limit = reason, is_limit
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """One environment as its episode sees it. `said` and `heard` are the turns and replies for replaying and checking a
-    fresh world."""
+class EnvHandle:
+    """One environment as its episode sees it: one call at a time, each to be awaited; always `leave` it.
 
+    `said` and `heard` are the turns and replies for replaying and checking a fresh environment.
+    """
+
+    pool: EnvPool
     number: int
     problem: Problem
     seed: int
-    answer: Any = None
-    """The result of the last call: messages, a reply, an outcome, or a failure."""
     seconds: float = 0.0
     """Time that its calls took."""
     said: list[Utterance] = field(default_factory=list)
     heard: list[Reply] = field(default_factory=list)
     call: Call | None = None
     saying: Utterance | None = None
-    home: WorldHome | None = None
+    home: EnvWorker | None = None
     breaks: int = 0
     lost_replays: int = 0
     is_alone: bool = False
     is_left: bool = False
+    result: asyncio.Future[Any] | None = None
+
+    def reset(self) -> Awaitable[tuple[Message, ...]]:
+        """Begin the episode: the messages that follow the problem's own. Every call raises EnvFailure where there is no
+        result."""
+        return self.pool.call(self, "reset")
+
+    def step(self, action: Utterance) -> Awaitable[Reply]:
+        self.saying = action
+        return self.pool.call(self, "step")
+
+    def score(self) -> Awaitable[Outcome]:
+        return self.pool.call(self, "score")
+
+    def leave(self) -> None:
+        """The episode is over: the environment is closed, once a running call has ended."""
+        self.pool.leave(self)
+
+    async def left(self) -> None:
+        """As `leave`, and wait until it is closed."""
+        self.leave()
+        if self.call is not None:
+            self.result = asyncio.get_running_loop().create_future()
+            await self.result
 
 
 @dataclass(slots=True)
 class Flight:
     """A call that was sent: when, and the deadline of its answer."""
 
-    held: Held
+    held: EnvHandle
     began: float
     deadline: float
     replays: bool
     is_spared: bool = False
 
 
-class WorldHome:
+class EnvWorker:
     """One process with the environments in it: a worker, or the trainer itself."""
 
     def __init__(self, worker: WorkerProcess | None):
         self.worker = worker
         self.started = time.monotonic()
-        self.holds: dict[int, Held] = {}
-        self.queue: deque[Held] = deque()
+        self.holds: dict[int, EnvHandle] = {}
+        self.queue: deque[EnvHandle] = deque()
         self.flights: dict[int, Flight] = {}
 
     @property
