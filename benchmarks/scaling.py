@@ -81,7 +81,7 @@ def tasks_for(tokens: int, problems: int = 1) -> tuple[Any, list[Any], dict[Key,
         for item in generate(options, "train", len(tasks), 64):
             problem = item.problem
             both = [encode_demonstration(fmt, one, tokenizer) for one in (item, mistaken(item))]
-            right, wrong = (one.ids_T[one.chosen_T] for one in both)
+            right, wrong = (one.ids_T[one.loss_mask_T] for one in both)
             draw = len(tasks)
             answers["rl", 1, draw] = [right if (number + draw) % 3 else wrong for number in range(GROUP)]
             tasks.append(Task(problem, encode_prompt(fmt, problem, tokenizer)))
@@ -153,7 +153,7 @@ def sampled(row: Row) -> Row:
         before, parts = _begin()
         trajectories, count = step_of(parts, fmt, tasks, engine, policy.tokenizer, Path(folder) / "second")
     for number, trajectory in enumerate(trajectories):  # an untrained model is never right
-        trajectory.token_fields["advantage"] = np.where(trajectory.chosen_T, number % 3 - 1.0, 0.0)
+        trajectory.token_fields["advantage"] = np.where(trajectory.loss_mask_T, number % 3 - 1.0, 0.0)
     parts.time("learn", lambda: learner.step(trajectories, algorithm.objective(MAX_TOKENS, None)))
     return _result(row, parts, count, peak() - before)
 

@@ -61,7 +61,7 @@ class ExpertIteration(Algorithm):
             for trajectory in group.trajectories:
                 trajectory.token_fields["advantage"] = np.full(len(trajectory), float(id(trajectory) in kept))
                 if id(trajectory) not in kept:
-                    trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
+                    trajectory.loss_mask_T = np.zeros_like(trajectory.loss_mask_T)
 
     def has_signal(self, group: Group) -> bool:
         return bool(self.kept(group))

@@ -38,10 +38,10 @@ class Luffy(LuffyOptions):
                     trajectory.token_fields["target_prob"] = target_probs(group, trajectory)
 
     def has_signal(self, group: Group) -> bool:
-        if self.sft_weight is not None and any(off_policy(t)[t.chosen_T].any() for t in group.trajectories):
+        if self.sft_weight is not None and any(off_policy(t)[t.loss_mask_T].any() for t in group.trajectories):
             return True
         rows = zip(group.trajectories, self.of_tokens(group), strict=True)
-        return any(advantage_T[trajectory.chosen_T].any() for trajectory, advantage_T in rows)
+        return any(advantage_T[trajectory.loss_mask_T].any() for trajectory, advantage_T in rows)
 
     def of_tokens(self, group: Group) -> list[np.ndarray]:
         """The advantage of every token of each sample."""

@@ -157,7 +157,7 @@ width; undeclared ones hold one number for each token."""
 class Trajectory:
     """A sequence of token ids and how it was made.
 
-    `chosen_T` is the loss mask: the tokens that the policy (or a teacher) chose, never the first one, which nothing
+    `loss_mask_T` marks the tokens that the policy (or a teacher) chose: never the first one, which nothing
     predicts. `token_fields` (see `TOKEN_FIELDS`) and `fields` (one number) hold what an objective needs, and
     `model_inputs` what the model reads besides ids, such as images: arrays whose rows a pack puts one after the other,
     in the order of its sequences. If the objective's scope is `pair`, trajectories of the same `unit` are never split
@@ -167,8 +167,7 @@ class Trajectory:
     """
 
     ids_T: np.ndarray
-    chosen_T: np.ndarray
-    behaviour_T: np.ndarray | None = None
+    loss_mask_T: np.ndarray
     rewards: dict[str, float] = field(default_factory=dict)
     origin: Origin = "policy"
     finish: Finish = "given"
@@ -182,26 +181,26 @@ class Trajectory:
     model_inputs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert len(self.ids_T) == len(self.chosen_T) > 0, "ids and mask must have the same length"
-        assert not self.chosen_T[0], "nothing predicts the first token"
+        assert len(self.ids_T) == len(self.loss_mask_T) > 0, "ids and mask must have the same length"
+        assert not self.loss_mask_T[0], "nothing predicts the first token"
 
     def __len__(self) -> int:
         return len(self.ids_T)
 
     @property
     def trained_tokens(self) -> int:
-        return int(np.count_nonzero(self.chosen_T))
+        return int(np.count_nonzero(self.loss_mask_T))
 
     def read(self, name: str) -> np.ndarray:
         """A token field at the trained tokens; 0 where it is absent."""
         if name not in self.token_fields:
             return np.zeros((self.trained_tokens, *width_of(name)))
-        return np.asarray(self.token_fields[name], dtype=np.float64)[self.chosen_T]
+        return np.asarray(self.token_fields[name], dtype=np.float64)[self.loss_mask_T]
 
     def write(self, name: str, numbers: np.ndarray) -> None:
         """Set a token field at the trained tokens, from a row that may be longer; 0 elsewhere."""
         self.token_fields[name] = np.zeros((len(self), *width_of(name)))
-        self.token_fields[name][self.chosen_T] = numbers[: self.trained_tokens]
+        self.token_fields[name][self.loss_mask_T] = numbers[: self.trained_tokens]
 
 
 def width_of(name: str) -> tuple[int, ...]:

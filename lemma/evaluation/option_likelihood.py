@@ -155,7 +155,7 @@ def _encoded(context: str, continuation: str, policy: Policy) -> Trajectory:
         ids, before = np.concatenate([[tokenizer.eos_token_id], ids]), 1
     lost = max(0, len(ids) - policy.context)
     ids, before = ids[lost:], max(1, before - lost)
-    return Trajectory(ids_T=ids, chosen_T=np.arange(len(ids)) >= before)
+    return Trajectory(ids_T=ids, loss_mask_T=np.arange(len(ids)) >= before)
 
 
 def rows_of(loaded: Loaded, questions: Sequence[Weighed], sums: Sequence[Sequence[float]]) -> list[EvalRow]:

@@ -97,10 +97,10 @@ def encode_demonstration(
     target = encode_continuation(target_text(fmt, demonstration, tokenizer, asked), asked, tokenizer)
     check_beginning(prompt, tokenizer)
     ids_T = np.asarray([*prompt, *target, end_of(tokenizer)], dtype=np.int64)
-    chosen_T = np.arange(len(ids_T)) >= (len(prompt) if train_on == "response" else 0)
-    chosen_T[0] = False
+    loss_mask_T = np.arange(len(ids_T)) >= (len(prompt) if train_on == "response" else 0)
+    loss_mask_T[0] = False
     return Trajectory(
-        ids_T=ids_T, chosen_T=chosen_T, origin="teacher", finish="given", problem_id=demonstration.problem.id
+        ids_T=ids_T, loss_mask_T=loss_mask_T, origin="teacher", finish="given", problem_id=demonstration.problem.id
     )
 
 

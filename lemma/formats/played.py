@@ -33,7 +33,7 @@ def first_asked(item: Demonstration | Problem) -> Problem:
 def said_ids(fmt: Format, item: Demonstration, tokenizer: Any) -> list[np.ndarray]:
     """The ids of each assistant turn, including its end-of-turn token."""
     encoded = [encode_demonstration(fmt, one, tokenizer) for one in each_turn(item)]
-    return [one.ids_T[one.chosen_T] for one in encoded]
+    return [one.ids_T[one.loss_mask_T] for one in encoded]
 
 
 def encode_learnt(
@@ -51,7 +51,7 @@ def encode_learnt(
         )
     played = encode_played(fmt, item, tokenizer)
     if learn == "all":
-        played.chosen_T = np.arange(len(played)) > 0
+        played.loss_mask_T = np.arange(len(played)) > 0
     return [played]
 
 
@@ -71,9 +71,9 @@ def encode_played(fmt: Format, item: Demonstration, tokenizer: Any) -> Trajector
             chosen.append(np.zeros(len(ids[-1]), dtype=bool))
         ids.append(said)
         chosen.append(np.ones(len(said), dtype=bool))
-    chosen_T = np.concatenate(chosen)
-    chosen_T[0] = False
-    return Trajectory(np.concatenate(ids), chosen_T, origin="teacher", finish="given", problem_id=item.problem.id)
+    loss_mask_T = np.concatenate(chosen)
+    loss_mask_T[0] = False
+    return Trajectory(np.concatenate(ids), loss_mask_T, origin="teacher", finish="given", problem_id=item.problem.id)
 
 
 def _heard(before: Demonstration, after: Demonstration) -> tuple[Message, ...]:

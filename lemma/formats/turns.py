@@ -99,6 +99,8 @@ def _encode_whole(fmt: Format, item: Demonstration, spans: list[tuple[int, int]]
     check_beginning(ids, tokenizer)
     response = encode_continuation(target_text(fmt, item, tokenizer, text), text, tokenizer)
     ids_T = np.asarray([*ids, *response, end_of(tokenizer)], dtype=np.int64)
-    chosen_T = np.asarray([*chosen, *[True] * (len(response) + 1)])
-    chosen_T[0] = False
-    return Trajectory(ids_T=ids_T, chosen_T=chosen_T, origin="teacher", finish="given", problem_id=item.problem.id)
+    loss_mask_T = np.asarray([*chosen, *[True] * (len(response) + 1)])
+    loss_mask_T[0] = False
+    return Trajectory(
+        ids_T=ids_T, loss_mask_T=loss_mask_T, origin="teacher", finish="given", problem_id=item.problem.id
+    )

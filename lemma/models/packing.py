@@ -125,7 +125,7 @@ class TokenBatch:
         indices = [index for family in related for index in family]
         chosen = [trajectories[i] for i in indices]
         lengths = tuple(len(t) for t in chosen)
-        mask_K = np.concatenate([t.chosen_T for t in chosen])
+        mask_K = np.concatenate([t.loss_mask_T for t in chosen])
         targets = np.flatnonzero(mask_K)
         sequence_K = np.repeat(np.arange(len(chosen)), lengths)
 

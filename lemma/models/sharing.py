@@ -46,8 +46,8 @@ def spread_cost(config: Any, dtype: torch.dtype, device: torch.device) -> float:
 
 def prompt_length(trajectory: Trajectory) -> int:
     """Tokens before the first one that is learnt. One that learns nothing shares nothing."""
-    first = int(trajectory.chosen_T.argmax())
-    return first if trajectory.chosen_T[first] else 0
+    first = int(trajectory.loss_mask_T.argmax())
+    return first if trajectory.loss_mask_T[first] else 0
 
 
 def families(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> list[list[int]]:

@@ -70,10 +70,10 @@ def _as_tokens(item: Item, fmt: Format, tokenizer: Any) -> str:
     shown: list[str] = []
     for name, demonstration in said.items():
         for path in encode_turns(fmt, demonstration, tokenizer):
-            start, learnt = int(path.chosen_T.argmax()), int(path.chosen_T.sum())
+            start, learnt = int(path.loss_mask_T.argmax()), int(path.loss_mask_T.sum())
             if not shown or len(said) == 1:
                 shown.append(text(path.ids_T[:start]))
-            parts = _learnt_parts(path.chosen_T[start:])
+            parts = _learnt_parts(path.loss_mask_T[start:])
             brackets = "".join(
                 f"[[{text(path.ids_T[start + a : start + b])}]]"
                 if is_learnt

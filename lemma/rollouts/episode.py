@@ -230,9 +230,9 @@ class Episode:
         turns = [self.turns[number] for number in numbers]
         said = _said(turns)
         length = said[-1].stop
-        chosen_T, off_T, behaviour_T = np.zeros(length, dtype=bool), np.zeros(length), np.zeros(length, np.float32)
+        loss_mask_T, off_T, behaviour_T = np.zeros(length, dtype=bool), np.zeros(length), np.zeros(length, np.float32)
         for turn, place in zip(turns, said, strict=True):
-            chosen_T[place] = True
+            loss_mask_T[place] = True
             behaviour_T[place] = turn.behaviour
             if turn.given:
                 off_T[place.start : place.start + turn.given] = 1.0
@@ -246,8 +246,7 @@ class Episode:
             rewards["total"] = self.reward
         return Trajectory(
             ids_T=np.concatenate([part for turn in turns for part in (turn.context, turn.ids)], dtype=np.int64),
-            chosen_T=chosen_T,
-            behaviour_T=behaviour_T,
+            loss_mask_T=loss_mask_T,
             rewards=rewards,
             origin=self.origin,
             finish=self.finish,

@@ -336,7 +336,7 @@ class Roller:
             trajectory.episode = episode.sample if len(trajectories) > 1 else None
             trajectory.attempt = _draw(episode), episode.sample
             if self.mask_truncated and episode.truncated:
-                trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
+                trajectory.loss_mask_T = np.zeros_like(trajectory.loss_mask_T)
         return trajectories
 
 

@@ -63,7 +63,7 @@ class TokenNotes:
         """The file of a step, whole or not at all."""
         attempts = [episode for group in groups for episode in group.episodes if episode[0].attempt is not None]
         trajectories = [one for episode in attempts for one in episode]
-        chosen = np.concatenate([NONE, *(one.chosen_T for one in trajectories)])
+        chosen = np.concatenate([NONE, *(one.loss_mask_T for one in trajectories)])
         ids = np.concatenate([NONE, *(one.ids_T for one in trajectories)])[chosen].astype(np.int32)
         lengths = [sum(one.trained_tokens for one in episode) for episode in attempts]
         columns: dict[str, np.ndarray] = {
@@ -134,7 +134,7 @@ def tidy_notes(folder: Path, step: int, keep: int | None, needed_after: int) -> 
 
 
 def _chosen(trajectory: Trajectory, name: str) -> np.ndarray:
-    return np.asarray(trajectory.token_fields[name], dtype=np.float64)[trajectory.chosen_T]
+    return np.asarray(trajectory.token_fields[name], dtype=np.float64)[trajectory.loss_mask_T]
 
 
 def _unknown(trajectory: Trajectory) -> np.ndarray:

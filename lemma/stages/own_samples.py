@@ -57,7 +57,7 @@ def imitated(stage: Stage, data: DataOptions, options: ImitatedOptions) -> list[
 
 def _plain(one: Trajectory) -> Trajectory:
     """Ids and the mask of sampled tokens: imitation needs nothing else of a sample."""
-    return Trajectory(one.ids_T, one.chosen_T, origin=one.origin, finish=one.finish, problem_id=one.problem_id)
+    return Trajectory(one.ids_T, one.loss_mask_T, origin=one.origin, finish=one.finish, problem_id=one.problem_id)
 
 
 def check_ids(largest: int, vocabulary: int, stage: Stage) -> None:

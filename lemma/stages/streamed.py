@@ -88,7 +88,7 @@ class _Rows:
         longest = self.options.data.prompt_length.max_tokens
         if longest is None:
             return False
-        return int(encode_demonstration(self.fmt, item, self.tokenizer).chosen_T.argmax()) > longest
+        return int(encode_demonstration(self.fmt, item, self.tokenizer).loss_mask_T.argmax()) > longest
 
     def _demonstrations(self, held_out: bool) -> Iterator[Demonstration]:
         lacking = 0

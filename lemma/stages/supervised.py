@@ -86,7 +86,7 @@ def digest(trajectories: Sequence[Trajectory]) -> str:
     whole = hashlib.blake2b(digest_size=16)
     for trajectory in trajectories:
         whole.update(trajectory.ids_T.tobytes())
-        whole.update(trajectory.chosen_T.tobytes())
+        whole.update(trajectory.loss_mask_T.tobytes())
     return whole.hexdigest()
 
 
@@ -212,7 +212,7 @@ def _from_journal(
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
     """Episodes with a good enough reward, as they were sampled."""
     samples = imitated(stage, options.data, options.journal)
-    lengths = [int(one[0].chosen_T.argmax()) for one in samples]
+    lengths = [int(one[0].loss_mask_T.argmax()) for one in samples]
     samples, _ = filter_by_length(samples, lengths, options.data.prompt_length, stage.say)
     held_out: list[Trajectory] = []
     if options.validation.share:
@@ -287,7 +287,7 @@ def _short_prompts(stage: Stage, data: DataOptions, fmt: Format, tokenizer: Any)
     items = Instructions(fmt, tokenizer).understood(items)
     if limits.percentile is None and limits.max_tokens is None:
         return items
-    lengths = [int(encode_demonstration(fmt, as_asked(item), tokenizer).chosen_T.argmax()) for item in items]
+    lengths = [int(encode_demonstration(fmt, as_asked(item), tokenizer).loss_mask_T.argmax()) for item in items]
     return filter_by_length(items, lengths, limits, stage.say)[0]
 
 

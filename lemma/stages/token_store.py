@@ -78,9 +78,9 @@ def stored(
         for one in build:
             end += len(one)
             ids.write(one.ids_T.astype(np.int32).tobytes())
-            learnt.write(one.chosen_T.astype(np.uint8).tobytes())
+            learnt.write(one.loss_mask_T.astype(np.uint8).tobytes())
             ends.write(np.int64(end).tobytes())
-            whole.update(one.ids_T.tobytes() + one.chosen_T.tobytes())
+            whole.update(one.ids_T.tobytes() + one.loss_mask_T.tobytes())
     about = {"key": key, "facts": facts(), "digest": whole.hexdigest(), "tokens": end}
     write_whole(partial / INDEX, json.dumps(about) + "\n")
     os.replace(partial, folder)

@@ -28,7 +28,7 @@ def trajectory(
         fields[name][PROMPT:] = numbers
     return Trajectory(
         ids_T=np.arange(first, first + size),
-        chosen_T=np.arange(size) >= PROMPT,
+        loss_mask_T=np.arange(size) >= PROMPT,
         rewards={"total": reward},
         finish=finish,
         token_fields=fields,

@@ -47,7 +47,7 @@ def test_right_samples_are_kept(options: dict[str, Any], kept: list[bool]) -> No
 
 def test_what_was_cut_off_and_lost_its_tokens_is_not_kept() -> None:
     mine = samples()
-    mine.trajectories[0].chosen_T[:] = False
+    mine.trajectories[0].loss_mask_T[:] = False
     assert [id(t) for t in expert().kept(mine)] == [id(mine.trajectories[2]), id(mine.trajectories[3])]
 
 

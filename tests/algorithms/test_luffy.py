@@ -26,7 +26,7 @@ def luffy(**options: Any) -> Luffy:
 def test_a_masked_sample_that_a_teacher_began_is_not_the_policys_own() -> None:
     """It was cut off and lost its tokens; the baseline of the policy's own samples must not take its reward in."""
     cut = trajectory(1.0, given=1, finish="length")
-    cut.chosen_T = np.zeros_like(cut.chosen_T)
+    cut.loss_mask_T = np.zeros_like(cut.loss_mask_T)
     one = group(cut, trajectory(0.0), trajectory(0.0))
     options = luffy(group_size=3, statistics="on_policy", prefix={"min": 0.5, "max": 0.5})
     options.assign([one], AlgorithmState())

@@ -88,7 +88,7 @@ def test_an_advantage_of_masked_samples_alone_keeps_no_group_alive(name: str, op
     assert algorithm.has_signal(one)
     masked = one.trajectories if name == "grpo" else one.trajectories[:1]
     for trajectory in masked:
-        trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
+        trajectory.loss_mask_T = np.zeros_like(trajectory.loss_mask_T)
     assert not algorithm.has_signal(one)
 
 

@@ -78,7 +78,7 @@ def test_whitened_rewards_keep_their_mean() -> None:
 
 def test_a_sample_without_tokens_to_learn_from_is_passed_over() -> None:
     item, other = sample(), sample()
-    item.chosen_T[:] = False
+    item.loss_mask_T[:] = False
     ppo(**PLAIN).assign([group(item, other)], AlgorithmState())
     assert not item.token_fields["advantage"].any() and response(other, "advantage") == [-0.25, -1.0, -2.0]
 
@@ -86,7 +86,7 @@ def test_a_sample_without_tokens_to_learn_from_is_passed_over() -> None:
 def test_tokens_that_nobody_chose_take_no_part() -> None:
     """The middle of the response is what a tool said: the value after the first token is that of the third."""
     item = sample()
-    item.chosen_T[3] = False
+    item.loss_mask_T[3] = False
     ppo(**PLAIN).assign([group(item)], AlgorithmState())
     assert response(item, "advantage") == [0.5 * 3 - 1 + 0.25 * -2.0, 0.0, -2.0]
 
@@ -108,7 +108,7 @@ def test_samples_without_tokens_have_no_kl() -> None:
     """Masked ones would pull the KL that is seen, and with it its weight, towards 0."""
     options, memory = {"kl": 0.5, "adaptive_kl": {"target": 0.6, "horizon": 10}}, AlgorithmState()
     masked = sample()
-    masked.chosen_T = np.zeros_like(masked.chosen_T)
+    masked.loss_mask_T = np.zeros_like(masked.loss_mask_T)
     ppo(**options).assign([group(sample()), group(masked)], memory)
     assert memory.numbers["kl_seen"] == pytest.approx(0.6)
     ppo(**options).assign([group(masked)], memory)

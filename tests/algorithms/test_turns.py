@@ -197,7 +197,7 @@ def learnt(algorithm: Algorithm, parted: bool) -> tuple[np.ndarray, torch.Tensor
     logprobs = torch.linspace(-2, -1, 20, dtype=torch.float64).requires_grad_(True)
     names = trajectories[0].token_fields
     tokens = {
-        name: torch.from_numpy(np.concatenate([t.token_fields[name][t.chosen_T] for t in trajectories]))
+        name: torch.from_numpy(np.concatenate([t.token_fields[name][t.loss_mask_T] for t in trajectories]))
         for name in names
     }
     sequence = np.repeat(np.arange(len(trajectories)), [t.trained_tokens for t in trajectories])

@@ -38,7 +38,7 @@ def test_a_trace_fits_into_a_response() -> None:
     fmt = make_format(luffy_order.FORMAT)
     stage = recipe_of("luffy").stages["rl"]
     encoded = [encode_demonstration(fmt, item, tiny_tokenizer()) for item in load_rows(stage.data, 0)]
-    longest = max(int(one.chosen_T.sum()) for one in encoded)
+    longest = max(int(one.loss_mask_T.sum()) for one in encoded)
     assert longest == 6 * SETTINGS.operations + 4 < stage.rollout.max_tokens
 
 

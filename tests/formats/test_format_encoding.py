@@ -66,7 +66,7 @@ def test_a_demonstration_is_prompt_target_and_eos(name: str, kind: str, tokenize
     assert tokenizer.decode(prompt) == fmt.prompt(PROBLEM, tokenizer)
     assert tokenizer.decode(trajectory.ids_T[count:-1]) == fmt.target(WORKED)
     assert trajectory.ids_T[-1] == tokenizer.eos_token_id
-    assert trajectory.chosen_T.tolist() == [False] * count + [True] * (len(trajectory) - count)
+    assert trajectory.loss_mask_T.tolist() == [False] * count + [True] * (len(trajectory) - count)
     assert (trajectory.origin, trajectory.finish, trajectory.problem_id) == ("teacher", "given", "row-7")
 
 
@@ -154,17 +154,17 @@ def test_masks_do_not_look_at_values(tokenizers: Tokenizers) -> None:
     demonstration = Demonstration(PROBLEM, prompt="a</s>b", response="c</s>d")
     trajectory = encode_demonstration(make_format("question_only"), demonstration, tokenizer)
     eos = tokenizer.eos_token_id
-    assert [(int(i) == eos, bool(c)) for i, c in zip(trajectory.ids_T, trajectory.chosen_T, strict=True)] == [
+    assert [(int(i) == eos, bool(c)) for i, c in zip(trajectory.ids_T, trajectory.loss_mask_T, strict=True)] == [
         (False, False), (True, False), (False, False), (False, True), (True, True), (False, True), (True, True),
     ]  # fmt: skip
 
 
 def test_training_on_everything_leaves_out_the_first_token_only(tokenizers: Tokenizers) -> None:
     trajectory = encode_demonstration(make_format("r1_zero"), WORKED, tokenizers["plain"], train_on="all")
-    assert not trajectory.chosen_T[0] and trajectory.chosen_T[1:].all()
+    assert not trajectory.loss_mask_T[0] and trajectory.loss_mask_T[1:].all()
     without_prompt = Demonstration(PROBLEM, prompt="", response="abc")
     trajectory = encode_demonstration(make_format("question_only"), without_prompt, tokenizers["plain"])
-    assert not trajectory.chosen_T[0] and trajectory.chosen_T[1:].all()
+    assert not trajectory.loss_mask_T[0] and trajectory.loss_mask_T[1:].all()
 
 
 def test_a_verbatim_prompt_replaces_the_formats(tokenizers: Tokenizers) -> None:

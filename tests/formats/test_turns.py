@@ -25,7 +25,7 @@ THINKING = (
 
 def learnt(path: Trajectory, tokenizer: Any) -> list[str]:
     """The learnt parts of a sequence as text."""
-    borders = np.flatnonzero(np.diff(np.concatenate([[0], path.chosen_T.astype(int), [0]])))
+    borders = np.flatnonzero(np.diff(np.concatenate([[0], path.loss_mask_T.astype(int), [0]])))
     pairs = zip(borders[::2], borders[1::2], strict=True)
     return [tokenizer.decode(path.ids_T[a:b], skip_special_tokens=False) for a, b in pairs]
 
@@ -54,7 +54,7 @@ def test_each_turn_is_learnt_behind_what_the_model_would_see(name: str, kind: st
     paths = encode_turns(fmt, ITEM, tokenizer)
     seen = []
     for path in paths:
-        for place in np.flatnonzero(np.diff(path.chosen_T.astype(int)) == 1) + 1:
+        for place in np.flatnonzero(np.diff(path.loss_mask_T.astype(int)) == 1) + 1:
             seen.append(tokenizer.decode(path.ids_T[:place], skip_special_tokens=False))
     asked = [fmt.prompt(Problem(SAID[:1]), tokenizer), fmt.prompt(Problem(SAID), tokenizer)]
     assert seen == asked
@@ -85,14 +85,14 @@ def test_one_turn_is_what_it_was() -> None:
     item = Demonstration(Problem(SAID[:1]), response=" b </think> <answer> 4 </answer>", turns_from=0)
     [path] = encode_turns(fmt, item, tokenizer)
     plain = encode_demonstration(fmt, item, tokenizer)
-    assert np.array_equal(path.ids_T, plain.ids_T) and np.array_equal(path.chosen_T, plain.chosen_T)
+    assert np.array_equal(path.ids_T, plain.ids_T) and np.array_equal(path.loss_mask_T, plain.loss_mask_T)
 
 
 def test_plain_text_is_learnt_whole() -> None:
     item = Demonstration(Problem((Message("user", "b in"),)), response="b in", prompt="")
     for tokenizer, start in ((make_tokenizer(), 1), (make_tokenizer(bos=True), 1)):
         [path] = encode_turns(make_format("own"), item, tokenizer)
-        assert path.chosen_T[start:].all() and not path.chosen_T[0]
+        assert path.loss_mask_T[start:].all() and not path.loss_mask_T[0]
         assert tokenizer.decode(path.ids_T).removeprefix("<s>") == "b in</s>"
 
 

@@ -33,8 +33,8 @@ def items_of(policy: Policy) -> list[Trajectory]:
     noise = np.random.default_rng(5)
     for item, scores in zip(items, learner.score(items), strict=True):
         old, behaviour = np.zeros(len(item)), np.zeros(len(item))
-        old[item.chosen_T] = scores + 0.15 * noise.normal(size=len(scores))
-        behaviour[item.chosen_T] = old[item.chosen_T] + 0.05 * noise.normal(size=len(scores))
+        old[item.loss_mask_T] = scores + 0.15 * noise.normal(size=len(scores))
+        behaviour[item.loss_mask_T] = old[item.loss_mask_T] + 0.05 * noise.normal(size=len(scores))
         item.token_fields |= {"old": old, "behaviour": behaviour}
     return items
 
@@ -137,7 +137,7 @@ def padded_outputs(
     logp = (logits / temperature).log_softmax(-1)
     logprobs, entropies, values = [], [], []
     for row, (item, span) in enumerate(zip(items, spans, strict=True)):
-        targets = torch.from_numpy(np.flatnonzero(item.chosen_T))
+        targets = torch.from_numpy(np.flatnonzero(item.loss_mask_T))
         rows = logp[row, span][targets - 1]
         logprobs.append(rows.gather(-1, torch.from_numpy(item.ids_T)[targets][:, None])[:, 0])
         entropies.append(-(rows.exp() * rows).sum(-1))
@@ -170,7 +170,7 @@ def plain_loss(
         return (weights * (means - means.mean()) ** 2).mean() + torch.cat(entropies).mean() ** 2
     fields = {key: torch.tensor([item.fields[key] for item in items], dtype=torch.float64) for key in items[0].fields}
     tokens_of = {
-        key: torch.cat([torch.from_numpy(item.token_fields[key][item.chosen_T]) for item in items])
+        key: torch.cat([torch.from_numpy(item.token_fields[key][item.loss_mask_T]) for item in items])
         for key in items[0].token_fields
     }
     terms = LossInputs(
@@ -188,12 +188,12 @@ def test_a_pack_without_a_trained_token_still_counts(policy: Policy) -> None:
     """A pair in which nothing is learnt has a loss, log 2, wherever it is packed."""
     items = trajectories((9, 9, 9, 9))
     for item in items[2:]:
-        item.chosen_T[:] = False
+        item.loss_mask_T[:] = False
     toy = TOYS["toy_pair"]
     together, apart = (one_step(policy, items, toy, budget) for budget in (100, 18))
     assert (together.report.packs, apart.report.packs) == (1, 2)
     assert_same(apart, together)
-    nothing = [replace(item, chosen_T=np.zeros(9, dtype=bool)) for item in items]
+    nothing = [replace(item, loss_mask_T=np.zeros(9, dtype=bool)) for item in items]
     assert one_step(policy, nothing, toy, 18).report.loss == pytest.approx(np.log(2), rel=EXACT)
 
 

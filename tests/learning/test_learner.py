@@ -176,7 +176,7 @@ def test_the_report() -> None:
     items = trajectories((7, 30, 12))
     report = learner.step(items, NegativeLogLikelihood())
     assert (report.tokens, report.packs, report.updated, report.lr) == (49, 1, True, 1e-2)
-    assert report.trained_tokens == sum(int(t.chosen_T.sum()) for t in items)
+    assert report.trained_tokens == sum(int(t.loss_mask_T.sum()) for t in items)
     assert report.metrics["nll"] == pytest.approx(report.loss, rel=1e-6)
     assert learner.step_count == 1
 
@@ -211,7 +211,7 @@ def test_what_is_scored_before_an_update_is_what_the_update_finds_to_the_last_bi
     items = trajectories(LENGTHS)
     for item, scores in zip(items, learner.score(items), strict=True):
         item.token_fields["behaviour"] = np.zeros(len(item))
-        item.token_fields["behaviour"][item.chosen_T] = scores
+        item.token_fields["behaviour"][item.loss_mask_T] = scores
     report = learner.step(items, NegativeLogLikelihood())
     assert report.packs > 1 and report.metrics["mismatch/max"] == 0.0
 

@@ -129,7 +129,7 @@ def marked_items() -> list[Trajectory]:
     for number, one in enumerate(items):
         one.ids_T[:10] = np.where(np.arange(10) % 5 == 2, 7, 30) if number else 30
         one.ids_T[10:] = np.where(one.ids_T[10:] == 7, 8, one.ids_T[10:])
-        one.chosen_T[:] = np.arange(len(one)) >= 10
+        one.loss_mask_T[:] = np.arange(len(one)) >= 10
         if number:
             one.model_inputs["marks"] = np.random.default_rng(number).normal(size=(2, 32)).astype(np.float32)
     return items

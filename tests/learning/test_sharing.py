@@ -50,11 +50,11 @@ def answers() -> list[Trajectory]:
     made = trajectories([*lengths])
     for number, item in enumerate(made):
         prompt = prompts[(number // 2) % len(prompts)]
-        if len(item) <= len(prompt) or not item.chosen_T.any():
+        if len(item) <= len(prompt) or not item.loss_mask_T.any():
             continue
         item.ids_T[: len(prompt)] = prompt
-        item.chosen_T[: len(prompt)] = False
-        item.chosen_T[len(prompt)] = True
+        item.loss_mask_T[: len(prompt)] = False
+        item.loss_mask_T[len(prompt)] = True
     return made
 
 
@@ -65,7 +65,7 @@ def gradients(
     items = [replace(item, token_fields=dict(item.token_fields)) for item in answers()]
     for item, scores in zip(items, learner.score(items), strict=True):
         item.token_fields["old"] = np.zeros(len(item))
-        item.token_fields["old"][item.chosen_T] = scores
+        item.token_fields["old"][item.loss_mask_T] = scores
         item.token_fields["behaviour"] = item.token_fields["old"] + 0.01
     grads: dict[str, torch.Tensor] = {}
     hooks = [
@@ -107,7 +107,7 @@ def test_scores_do_not_change(policy: Policy) -> None:
 def test_running_out_of_memory_takes_apart_what_shares_a_prompt(act: str) -> None:
     """Written out, the sequences of such a pack are longer than the budget; in the pack they are not."""
     policy = in_float64(tiny_policy())
-    items = [item for item in answers() if item.chosen_T.any()]
+    items = [item for item in answers() if item.loss_mask_T.any()]
     compute, seen = policy.outputs, []
 
     def guarded(batch: TokenBatch, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ def test_a_shared_prompt_is_there_once_and_predicts_every_first_token() -> None:
     assert pack.trained_tokens == whole.trained_tokens
     for sequence, index in enumerate(pack.index_B):
         mine = pack.sequence_N == sequence
-        chosen = np.flatnonzero(items[index].chosen_T)
+        chosen = np.flatnonzero(items[index].loss_mask_T)
         assert pack.ids_T[pack.targets_N[mine]].tolist() == items[index].ids_T[chosen].tolist()
         assert pack.ids_T[pack.sources_N[mine]].tolist() == items[index].ids_T[chosen - 1].tolist()
         assert pack.positions_T[pack.sources_N[mine]].tolist() == (chosen - 1).tolist()
@@ -218,7 +218,7 @@ def test_prompts_that_are_short_or_learnt_are_not_shared() -> None:
         if len(family) > 1:
             first = items[family[0]].ids_T[:SHORTEST]
             assert all((items[i].ids_T[:SHORTEST] == first).all() for i in family)
-            assert not any(items[i].chosen_T[:SHORTEST].any() for i in family)
+            assert not any(items[i].loss_mask_T[:SHORTEST].any() for i in family)
 
 
 def test_a_convolution_over_tokens_refuses_to_share() -> None:

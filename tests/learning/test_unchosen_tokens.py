@@ -33,7 +33,8 @@ def turns_of(items: list[Trajectory]) -> list[Trajectory]:
     """The same sequences with replies in between, in which nothing is learnt."""
     return [
         replace(
-            item, chosen_T=item.chosen_T & ((np.arange(len(item)) % 7 < 4) | (np.arange(len(item)) == len(item) - 1))
+            item,
+            loss_mask_T=item.loss_mask_T & ((np.arange(len(item)) % 7 < 4) | (np.arange(len(item)) == len(item) - 1)),
         )
         for item in items
     ]
@@ -42,7 +43,7 @@ def turns_of(items: list[Trajectory]) -> list[Trajectory]:
 def changed(item: Trajectory) -> Trajectory:
     noise = np.random.default_rng(len(item))
     fields = {
-        name: np.where(item.chosen_T, values, noise.normal(scale=5.0, size=len(values)))
+        name: np.where(item.loss_mask_T, values, noise.normal(scale=5.0, size=len(values)))
         for name, values in item.token_fields.items()
     }
     return replace(item, token_fields=fields)

@@ -72,7 +72,7 @@ def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> l
         made.append(
             Trajectory(
                 ids_T=rng.integers(0, WORDS, length),
-                chosen_T=chosen,
+                loss_mask_T=chosen,
                 unit=number // 2,
                 token_fields={
                     "advantage": rng.normal(size=length),

@@ -99,7 +99,7 @@ def test_padded_loss_and_gradient_of_transformers() -> None:
     for row, item in enumerate(items):
         ids[row, : len(item)] = torch.from_numpy(item.ids_T)
         mask[row, : len(item)] = 1
-        labels[row, : len(item)] = torch.from_numpy(np.where(item.chosen_T, item.ids_T, -100))
+        labels[row, : len(item)] = torch.from_numpy(np.where(item.loss_mask_T, item.ids_T, -100))
     loss = policy.causal(input_ids=ids, attention_mask=mask, labels=labels).loss
     loss.backward()
     assert report.loss == pytest.approx(loss.item(), rel=1e-5)

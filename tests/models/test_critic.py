@@ -34,7 +34,7 @@ def items(learner: Learner) -> list[Trajectory]:
     made = trajectories(LENGTHS)
     for item, values in zip(made, learner.score(made, output="values"), strict=True):
         old = np.zeros(len(item))
-        old[item.chosen_T] = values
+        old[item.loss_mask_T] = values
         before = np.concatenate([[0], item.ids_T[:-1]])
         item.token_fields |= {"value": old, "return": np.where(before % 2 == 0, 1.0, -1.0)}
     return made

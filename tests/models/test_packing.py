@@ -50,8 +50,8 @@ def test_every_size_goes_into_the_first_pack_that_has_room(sizes: list[int], cap
 
 def test_a_pack_knows_its_tokens() -> None:
     items = trajectories((3, 1, 4), seed=4, share=0.9)
-    items[0].chosen_T[:] = [False, True, True]
-    items[2].chosen_T[:] = [False, False, True, True]
+    items[0].loss_mask_T[:] = [False, True, True]
+    items[2].loss_mask_T[:] = [False, False, True, True]
     batch = TokenBatch.build(items, [2, 0, 1], CPU, torch.float64)
     assert batch.ids_T.tolist() == [*items[2].ids_T, *items[0].ids_T, *items[1].ids_T]
     assert batch.positions_T.tolist() == [0, 1, 2, 3, 0, 1, 2, 0]

@@ -68,7 +68,7 @@ def assigned(algorithm: Algorithm, case: Case) -> np.ndarray:
     samples = [
         Trajectory(
             ids_T=np.arange(1 + row.sum()),
-            chosen_T=np.arange(1 + row.sum()) > 0,
+            loss_mask_T=np.arange(1 + row.sum()) > 0,
             rewards={"total": float(rewards.sum())},
         )
         for row, rewards in zip(mask, inputs["token_rewards"], strict=True)

@@ -284,7 +284,7 @@ def test_rloo_advantages(case: Case) -> None:
     samples = [
         Trajectory(
             ids_T=np.arange(1 + mask.shape[1]),
-            chosen_T=np.append(False, mask[row]),
+            loss_mask_T=np.append(False, mask[row]),
             rewards={"total": float(reward)},
             token_fields={"old": np.append(0.0, old[row]), "reference": np.append(0.0, reference[row])},
         )
@@ -300,7 +300,7 @@ def test_rloo_advantages(case: Case) -> None:
     )
     rloo.assign(groups, AlgorithmState())
     for sample, wanted in zip(samples, case["outputs"]["advantages"], strict=True):
-        found = sample.token_fields["advantage"][sample.chosen_T]
+        found = sample.token_fields["advantage"][sample.loss_mask_T]
         assert found == pytest.approx(wanted, rel=1e-6, abs=1e-10)
     terms = flat(tensor(inputs["old_log_probs"]), tensor(inputs["completion_mask"]))
     assert_equal(terms.per_sequence(terms.logprobs_N), case["outputs"]["old_sequence_log_probs"], case)

@@ -184,7 +184,7 @@ def sampled(case: Case, mask: np.ndarray) -> list[Trajectory]:
         samples.append(
             Trajectory(
                 ids_T=np.concatenate([[1], ids]),
-                chosen_T=np.arange(len(ids) + 1) > 0,
+                loss_mask_T=np.arange(len(ids) + 1) > 0,
                 rewards={"total": float(inputs["scores"][row])},
                 finish="stop" if outputs["contains_stop"][row] else "length",
                 token_fields={name: np.concatenate([[0.0], numbers]) for name, numbers in fields.items()},
@@ -199,7 +199,7 @@ def assigned(ppo: Ppo, samples: list[Trajectory], width: int) -> Found:
     rows = {name: np.zeros((len(samples), width)) for name in ("advantage", "return")}
     for row, sample in enumerate(samples):
         for name, table in rows.items():
-            table[row, : sample.trained_tokens] = sample.token_fields[name][sample.chosen_T]
+            table[row, : sample.trained_tokens] = sample.token_fields[name][sample.loss_mask_T]
     return rows | {"kl_seen": memory.numbers["kl_seen"]}
 
 

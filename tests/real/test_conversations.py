@@ -31,7 +31,7 @@ TOOL = {
 
 
 def learnt(path: Any, tokenizer: Any) -> list[str]:
-    borders = np.flatnonzero(np.diff(np.concatenate([[0], path.chosen_T.astype(int), [0]])))
+    borders = np.flatnonzero(np.diff(np.concatenate([[0], path.loss_mask_T.astype(int), [0]])))
     return [tokenizer.decode(path.ids_T[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
 
 
@@ -44,7 +44,7 @@ def test_both_turns_are_learnt_behind_their_own_prompt(speaker: Speaker) -> None
     ] * 2
     for number, asked in enumerate((TURNS[:1], TURNS)):
         path = paths[-1] if number or len(paths) == 1 else paths[0]
-        start = np.flatnonzero(np.diff(path.chosen_T.astype(int)) == 1)[number if len(paths) == 1 else 0] + 1
+        start = np.flatnonzero(np.diff(path.loss_mask_T.astype(int)) == 1)[number if len(paths) == 1 else 0] + 1
         prompt = tokenizer.encode(fmt.prompt(Problem(asked), tokenizer), add_special_tokens=False)
         assert tokenizer.decode(path.ids_T[:start]) == tokenizer.decode(prompt)
 

@@ -135,7 +135,7 @@ def test_a_demonstration_ends_where_answers_end_and_learns_that(policy: Policy) 
     fmt = make_format("boxed")
     shown = Demonstration(problem("What is 2+3?"), reasoning="2 and 3 make 5.", answer="5")
     encoded = encode_demonstration(fmt, shown, policy.tokenizer)
-    learnt = encoded.ids_T[encoded.chosen_T]
+    learnt = encoded.ids_T[encoded.loss_mask_T]
     assert policy.tokenizer.decode(learnt) == fmt.compose("2 and 3 make 5.", "5") + "<|im_end|>"
     asked = encode_prompt(fmt, shown.problem, policy.tokenizer)
-    assert encoded.ids_T[~encoded.chosen_T].tolist() == asked.tolist()
+    assert encoded.ids_T[~encoded.loss_mask_T].tolist() == asked.tolist()

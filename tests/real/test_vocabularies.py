@@ -53,8 +53,8 @@ def test_prompt_and_response_are_whole(name: str, speaker: Speaker) -> None:
         target = target.removeprefix("<think>")
     ids = encode_prompt(fmt, PROBLEM, tokenizer)
     learnt = encode_demonstration(fmt, WORKED, tokenizer)
-    border = int(learnt.chosen_T.argmax())
-    assert np.array_equal(learnt.ids_T[:border], ids) and learnt.chosen_T[border:].all()
+    border = int(learnt.loss_mask_T.argmax())
+    assert np.array_equal(learnt.ids_T[:border], ids) and learnt.loss_mask_T[border:].all()
     assert learnt.ids_T[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id not in learnt.ids_T[border:-1]
     both = learnt.ids_T[:-1]
     if speaker.name in SPACING:  # a space after a special token is no part of the text

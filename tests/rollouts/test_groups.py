@@ -201,7 +201,7 @@ def test_nothing_is_generated_after_a_whole_trace(tmp_path: Path) -> None:
         teacher, *own = group.trajectories
         assert teacher.origin == "teacher" and teacher.finish == "given" and teacher.rewards["accuracy"] == 1.0
         assert teacher.token_fields["off"].sum() == teacher.trained_tokens == LENGTH
-        assert teacher.ids_T[teacher.chosen_T].tolist() == IDS
+        assert teacher.ids_T[teacher.loss_mask_T].tolist() == IDS
         assert all(t.origin == "policy" and not t.token_fields["off"].any() for t in own)
         # Samples are numbered through; the noise of the policy's own does not know of the teacher.
         assert [t.rewards["accuracy"] for t in own] == [0.0, 1.0, 0.0]
@@ -218,7 +218,7 @@ def test_a_prefix_begins_the_response_and_shortens_what_may_follow(tmp_path: Pat
     for group in found.groups:
         assert [int(t.token_fields["off"].sum()) for t in group.trajectories] == lengths
         for trajectory, given in zip(group.trajectories, lengths, strict=True):
-            assert trajectory.ids_T[trajectory.chosen_T][:given].tolist() == IDS[:given]
+            assert trajectory.ids_T[trajectory.loss_mask_T][:given].tolist() == IDS[:given]
             assert trajectory.trained_tokens <= 10
             assert not trajectory.token_fields["behaviour"][trajectory.token_fields["off"] > 0].any()
     for request in engine.asked:

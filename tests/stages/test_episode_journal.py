@@ -99,7 +99,7 @@ def test_no_algorithm_learns_what_was_heard(name: str, journal: Path) -> None:
     for example in examples:
         for response, said in zip(example.responses, example.said, strict=True):
             one, start = next(made), len(example.prompt)
-            assert one.ids_T[start:].tolist() == response.tolist() and one.chosen_T[start:].tolist() == said.tolist()
+            assert one.ids_T[start:].tolist() == response.tolist() and one.loss_mask_T[start:].tolist() == said.tolist()
             if "response" in one.token_fields:
                 assert one.token_fields["response"].tolist() == [0.0] * start + said.astype(float).tolist()
     assert sum(not said.all() for example in examples for said in example.said) > 4

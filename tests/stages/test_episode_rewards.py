@@ -36,8 +36,8 @@ def test_what_turns_are_paid_is_added_to_what_the_episode_was_worth(name: str, t
         assert one.reward == 2.0 * (1.0 + one.paid) == 2.0 * (one.rewards["environment"] or 0.0)
         (trajectory,) = one.trajectories(with_turns=True, turn_weight=2.0)
         paid = [0.5 if turn.reward else 0.0 for turn in one.turns]
-        assert trajectory.token_fields["paid"][trajectory.chosen_T].tolist() == paid
-        assert not trajectory.token_fields["paid"][~trajectory.chosen_T].any()
+        assert trajectory.token_fields["paid"][trajectory.loss_mask_T].tolist() == paid
+        assert not trajectory.token_fields["paid"][~trajectory.loss_mask_T].any()
     (row,) = measured(run, "rl")
     if (
         name == "reinforce"

@@ -79,8 +79,8 @@ def test_the_world_answers_a_teacher_and_says_what_it_was_worth(taught: Path) ->
             assert tokenizer.decode(turn.context).split() == ["<eos>", reply]
             assert turn.given == len(turn.ids) == 1 and turn.extends
         (trajectory,) = one.trajectories(with_turns=True)
-        assert trajectory.token_fields["off"][trajectory.chosen_T].all()
-        assert not trajectory.token_fields["off"][~trajectory.chosen_T].any()
+        assert trajectory.token_fields["off"][trajectory.loss_mask_T].all()
+        assert not trajectory.token_fields["off"][~trajectory.loss_mask_T].any()
 
 
 def test_a_teachers_tokens_are_learnt_and_told_apart(taught: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_conversation_is_encoded_as_an_episode_of_it_would_be_played(name: str
     (trajectory,) = episode.trajectories()
     encoded = encode_played(fmt, talk(), tokenizer)
     assert encoded.ids_T.tolist() == trajectory.ids_T.tolist()
-    assert encoded.chosen_T.tolist() == trajectory.chosen_T.tolist() and encoded.trained_tokens == 6
+    assert encoded.loss_mask_T.tolist() == trajectory.loss_mask_T.tolist() and encoded.trained_tokens == 6
 
 
 def test_played_turns_are_one_sequence_where_the_template_writes_them_otherwise() -> None:

@@ -43,7 +43,7 @@ def trained(rows: list[Row]) -> list[Row]:
 def of_response(model: Any, one: Trajectory) -> torch.Tensor:
     ids = torch.from_numpy(one.ids_T)
     logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return logp[torch.from_numpy(one.chosen_T[1:])].sum()
+    return logp[torch.from_numpy(one.loss_mask_T[1:])].sum()
 
 
 def plain_losses(steps: Sequence[Sequence[Trajectory]], reference: Any, every: int | None, mix: float) -> list[float]:

@@ -231,7 +231,7 @@ def example(prompt: int, response: int) -> Example:
 def test_mismatched_pairs_come_from_the_step() -> None:
     found = mismatched([example(10, 20), example(11, 21), example(11, 22), example(12, 23)], 90)
     assert [one.ids_T.tolist() for one in found] == [[10, 5, 23, 1], [11, 5, 20, 1], [11, 5, 20, 1], [12, 5, 22, 1]]
-    assert all(one.chosen_T.tolist() == [False, False, True, True] for one in found)
+    assert all(one.loss_mask_T.tolist() == [False, False, True, True] for one in found)
     assert mismatched([example(10, 20), example(10, 21)], 90) == []
     assert [len(one) for one in mismatched([example(10, 20), example(11, 21)], 3)] == [3, 3]
 

@@ -79,7 +79,7 @@ def test_the_reference_is_the_model_that_the_stage_started_from(lora: LoraOption
         "a second copy only where there is no adapter to switch off"
     )
     learner = Learner(policy, OptimOptions(), token_budget=256, total_steps=1)
-    items = [Trajectory(ids_T=np.arange(3, 20), chosen_T=np.arange(17) > 4)]
+    items = [Trajectory(ids_T=np.arange(3, 20), loss_mask_T=np.arange(17) > 4)]
     before = learner.score(items)[0]
     with torch.no_grad():
         for parameter in policy.parameters().values():

@@ -73,7 +73,7 @@ def groups(count: int = 6, size: int = 4) -> list[Group]:
             group.trajectories.append(
                 Trajectory(
                     ids_T=np.concatenate([prompt, response]),
-                    chosen_T=answered >= 0,
+                    loss_mask_T=answered >= 0,
                     rewards={"total": accuracy + style, "accuracy": accuracy, "style": style},
                     finish="length" if place == 2 else "stop",
                     unit=number,

@@ -93,7 +93,7 @@ def test_files_are_made_again_for_another_key_and_only_then(tmp_path: Path) -> N
     assert stored(tmp_path / "t", {"a": 1}, one(5))[0].ids_T.tolist() == [1, 5]
     assert stored(tmp_path / "t", {"a": 1}, one(6))[0].ids_T.tolist() == [1, 5]
     again = stored(tmp_path / "t", {"a": 2}, one(6))
-    assert again[0].ids_T.tolist() == [1, 6] and again[0].chosen_T.tolist() == [False, True]
+    assert again[0].ids_T.tolist() == [1, 6] and again[0].loss_mask_T.tolist() == [False, True]
     assert len(stored(tmp_path / "empty", {}, [])) == 0
 
 

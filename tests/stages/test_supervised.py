@@ -158,9 +158,9 @@ def test_masks_and_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
     assert held_out == []
     tokenizer = tiny_tokenizer()
     for item in batch:
-        assert item.ids_T[-1] == tokenizer.eos_token_id and item.chosen_T[-1]
-        start = int(item.chosen_T.argmax())
-        assert item.chosen_T[start:].all()
+        assert item.ids_T[-1] == tokenizer.eos_token_id and item.loss_mask_T[-1]
+        start = int(item.loss_mask_T.argmax())
+        assert item.loss_mask_T[start:].all()
         assert tokenizer.decode(item.ids_T[:start]).endswith("<think>")
         assert "</think> <answer>" in tokenizer.decode(item.ids_T[start:])
 
@@ -198,7 +198,7 @@ def test_stream_packing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done["learnt_examples"] == len(pieces) and done["learnt_tokens"] == sum(map(len, pieces))
     np.testing.assert_array_equal(np.stack([piece.ids_T[:-1] for piece in pieces]), inputs)
     np.testing.assert_array_equal(np.stack([piece.ids_T[1:] for piece in pieces]), labels)
-    assert all(piece.chosen_T[1:].all() for piece in pieces)
+    assert all(piece.loss_mask_T[1:].all() for piece in pieces)
 
 
 @pytest.mark.parametrize(

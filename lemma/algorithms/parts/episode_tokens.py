@@ -35,7 +35,7 @@ def kl_of_samples(group: Group) -> np.ndarray:
 
 def _kl(trajectory: Trajectory) -> float:
     difference_T = trajectory.token_fields["old"] - trajectory.token_fields["reference"]
-    return float(difference_T[trajectory.chosen_T].sum())
+    return float(difference_T[trajectory.loss_mask_T].sum())
 
 
 def remember_kl(total: float, count: int, memory: AlgorithmState) -> int:

@@ -219,7 +219,7 @@ def of_row(fmt: Format, tokenizer: Any, data: DataOptions, said: Sequence[Judged
 def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: tuple[int, ...] = (1, -1)) -> Example:
     """The same prompt with each of these responses."""
     encoded = [encode_demonstration(fmt, one, tokenizer) for one in said]
-    start = int(encoded[0].chosen_T.argmax())
+    start = int(encoded[0].loss_mask_T.argmax())
     responses = tuple(one.ids_T[start:] for one in encoded)
     asked = said[0].problem
     return Example(encoded[0].ids_T[:start], responses, signs, asked.id, asked.system, question=question_of(asked))
@@ -288,7 +288,7 @@ def _pairs_of(group: Sequence[Episode], options: JournalOptions) -> list[Example
         assert best.reward is not None and worst.reward is not None
         if best.reward - worst.reward > options.gap:
             start, whole = len(best.prompt), [sample.trajectories()[0] for sample in (best, worst)]
-            masks = tuple(one.chosen_T[start:] for one in whole)
+            masks = tuple(one.loss_mask_T[start:] for one in whole)
             pairs.append(
                 Example(
                     best.prompt.astype(np.int64),

@@ -160,7 +160,7 @@ def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm)
                 one.token_fields["response"] = np.concatenate([of_prompt, said.astype(np.float32)])
             made.append(one)
     if algorithm.learns_nll != "none":
-        marks = [one.chosen_T & (one.fields["sign"] > 0) for one in made]
+        marks = [one.loss_mask_T & (one.fields["sign"] > 0) for one in made]
         share = 1.0 / max(1, sum(int(mark.sum()) for mark in marks))
         for one, mark in zip(made, marks, strict=True):
             one.token_fields["nll"] = mark * share

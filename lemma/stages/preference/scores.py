@@ -95,7 +95,7 @@ def precompute(
 
 
 def _name(one: Trajectory) -> bytes:
-    return hashlib.blake2b(one.ids_T.tobytes() + one.chosen_T.tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(one.ids_T.tobytes() + one.loss_mask_T.tobytes(), digest_size=16).digest()
 
 
 def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def add_scores(
 
 
 def has_advantage(group: Group) -> bool:
-    return any(np.any(t.token_fields["advantage"][t.chosen_T] != 0) for t in group.trajectories)
+    return any(np.any(t.token_fields["advantage"][t.loss_mask_T] != 0) for t in group.trajectories)
 
 
 def update(

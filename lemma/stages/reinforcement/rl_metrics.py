@@ -49,7 +49,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     values |= _calls(own)
     learnt = [t for group in batch for t in group.trajectories]
     if any(t.trained_tokens for t in learnt):
-        chosen = np.concatenate([t.chosen_T for t in learnt])
+        chosen = np.concatenate([t.loss_mask_T for t in learnt])
         flat = np.concatenate([t.token_fields["advantage"] for t in learnt])[chosen]
         values |= {"advantage/mean": float(flat.mean()), "advantage/std": float(flat.std())}
         values |= {"advantage/max": float(flat.max()), "advantage/min": float(flat.min())}

@@ -155,7 +155,7 @@ def _with_traces(
         trace = None
         if shown is not None:
             encoded = encode_demonstration(fmt, shown, tokenizer)
-            trace = encoded.ids_T[encoded.chosen_T]
+            trace = encoded.ids_T[encoded.loss_mask_T]
             if options.algorithm.needs_trace_probs:
                 _check_probs(options, problem, len(trace))
         given.append((row, Task(problem, prompt, trace)))
