@@ -122,7 +122,11 @@ def of_learner() -> Counts:
     algorithm: Any = ALGORITHMS["grpo"](group_size=4)
     ids = np.arange(24) % 7
     chosen = np.arange(24) >= 8
-    fields = {"behaviour": np.where(chosen, -1.0, 0.0), "off": np.zeros(24), "advantage": np.where(chosen, 0.5, 0.0)}
+    fields = {
+        "sampler_logprobs": np.where(chosen, -1.0, 0.0),
+        "off": np.zeros(24),
+        "advantage": np.where(chosen, 0.5, 0.0),
+    }
     trajectories = [Trajectory(ids + n, chosen, unit=n // 4, token_fields=dict(fields)) for n in range(12)]
     for number in (1, 3):
         learner = Learner(policy, OptimOptions(lr=1e-4), token_budget=24 * 12 // number, total_steps=10)

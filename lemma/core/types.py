@@ -135,8 +135,8 @@ class TokenField:
 
 TOKEN_FIELDS = {
     "advantage": TokenField("how much better the token is than what was expected"),
-    "behaviour": TokenField("its log-probability under the engine that sampled it"),
-    "kept": TokenField("the log of the probability mass that the sampling kept"),
+    "sampler_logprobs": TokenField("its log-probability under the engine that sampled it"),
+    "log_kept_mass": TokenField("the log of the probability mass that the sampling kept"),
     "old": TokenField("its log-probability before the first update on it"),
     "reference": TokenField("its log-probability under the reference model"),
     "collision": TokenField("the log of the sum of squared probabilities where it is drawn"),

@@ -2,7 +2,7 @@
 
 What an engine reports about a sample is defined once, here: its ids, the log-probability of each under the full softmax
 at the sampling temperature (as the learner defines it), and, if top-p, top-k or min-p cut the support, the log of the
-probability mass that was kept. The behaviour policy's log-probability is their difference.
+probability mass that was kept. The sampler's log-probability is their difference.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Completion:
         return self.spans or ((0, self.policy_version),)
 
     @property
-    def behaviour(self) -> np.ndarray:
+    def sampler_logprobs(self) -> np.ndarray:
         """Log-probability of each id under the distribution from which it was actually drawn."""
         return self.logprobs - self.kept
 

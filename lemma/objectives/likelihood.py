@@ -13,7 +13,7 @@ from lemma.objectives.policy_loss import mismatch
 class NegativeLogLikelihood:
     """-sum log p, divided as `normalise` says (normalise.py).
 
-    For a policy's own samples, which have a `behaviour`, the metrics measure how far engine and learner are apart.
+    For a policy's own samples, which have `sampler_logprobs`, the metrics measure how far engine and learner are apart.
     """
 
     normalise: Normalise = "token"
@@ -31,7 +31,7 @@ class NegativeLogLikelihood:
         value = (sums_B if of_sequence_B is None else sums_B / of_sequence_B).sum() / of_all
         count = float(len(terms.logprobs_N))
         metrics: dict[str, Ratio] = {"nll": (sums_B.detach().sum(), count)}
-        if "behaviour" not in terms.tokens or not count:
+        if "sampler_logprobs" not in terms.tokens or not count:
             return Loss(value, metrics)
         gap_N = mismatch(terms, terms.logprobs_N)
         return Loss(value, metrics | {"mismatch/mean": (gap_N.sum(), count)}, {"mismatch/max": gap_N.max()})

@@ -29,7 +29,7 @@ class Compat:
 @dataclass(frozen=True)
 class MixedPolicyLoss:
     """Policy gradient with a teacher's tokens. Reads the token fields `advantage` and, if present, `off` (1 for a
-    teacher's token), `old`, `reference`, `behaviour` and `target_prob`.
+    teacher's token), `old`, `reference`, `sampler_logprobs` and `target_prob`.
 
     A token of the policy has the loss -gain(r, A), with r its ratio reshaped by `on_shape`; a token of the teacher has
     -A f(p), never clipped, with f the `off_shape`, or p / target_prob if that is given, clamped to [off_min, off_max].
@@ -181,7 +181,7 @@ class MixedPolicyLoss:
             metrics["entropy"] = (terms.entropy_N.detach().sum(), float(len(current_N)))
         if "old" in terms.tokens:
             metrics["ratio/mean"] = mean((current_N - tokens.old_N).clamp(max=LARGEST_LOG_RATIO).exp(), on_N)
-        if "behaviour" in terms.tokens:
+        if "sampler_logprobs" in terms.tokens:
             metrics["mismatch/mean"] = mean(mismatch(terms, tokens.old_N), on_N)
         if self.mismatch is not None:
             mismatch_N = self.mismatch(terms, tokens.old_N)
@@ -242,6 +242,6 @@ def _maxima(terms: LossInputs, tokens: _Tokens) -> dict[str, torch.Tensor]:
     if "old" in terms.tokens:
         log_N = (tokens.logprobs_N.detach() - tokens.old_N).masked_fill(other_N, -LARGEST_LOG_RATIO)
         maxima["ratio/max"] = log_N.max().clamp(max=LARGEST_LOG_RATIO).exp()
-    if "behaviour" in terms.tokens:
+    if "sampler_logprobs" in terms.tokens:
         maxima["mismatch/max"] = mismatch(terms, tokens.old_N).masked_fill(other_N, 0.0).max()
     return maxima

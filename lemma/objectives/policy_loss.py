@@ -18,7 +18,7 @@ Known algorithms are special cases:
 - CISPO: CappedWeight; SAPO: SoftGate; VESPO: GammaWeight on the ratio of a `trajectory`.
 
 It reads these token fields: `advantage` and, if present, `old` (absent: the current policy sampled), `reference`
-(needed for a KL) and `behaviour` (the sampler's log-probability).
+(needed for a KL) and `sampler_logprobs` (the sampler's log-probability).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PolicyLoss:
         metrics: dict[str, Ratio] = {"surprisal": _mean(-terms.logprobs_N)}
         if "entropy" in terms.outputs:
             metrics["entropy"] = _mean(terms.entropy_N)
-        if "behaviour" in terms.tokens:
+        if "sampler_logprobs" in terms.tokens:
             metrics["mismatch/mean"] = _mean(mismatch(terms, old_N))
         if "old" in terms.tokens:
             metrics["ratio/mean"] = _mean(ratio_N)
@@ -181,7 +181,7 @@ def _maxima(terms: LossInputs, ratio_N: torch.Tensor, old_N: torch.Tensor) -> di
     maxima: dict[str, torch.Tensor] = {}
     if len(ratio_N) and "old" in terms.tokens:
         maxima["ratio/max"] = ratio_N.detach().max()
-    if len(ratio_N) and "behaviour" in terms.tokens:
+    if len(ratio_N) and "sampler_logprobs" in terms.tokens:
         maxima["mismatch/max"] = mismatch(terms, old_N).max()
     return maxima
 
@@ -299,7 +299,7 @@ def clipped(epsilon: float | None, epsilon_high: float | None = None, cap: float
 
 @dataclass(frozen=True)
 class MismatchWeight:
-    """old / behaviour, of each token or of each whole sequence.
+    """exp(old - sampler_logprobs), of each token or of each whole sequence.
 
     It is clipped to [`floor`, `cap`]; with `mask`, tokens or sequences outside are left out instead.
     """
@@ -311,7 +311,7 @@ class MismatchWeight:
 
     def __call__(self, terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor:
         """Weights (N,), without gradient."""
-        log_N = (old_N - terms.tokens["behaviour"]).detach()
+        log_N = (old_N - terms.tokens["sampler_logprobs"]).detach()
         if self.level == "sequence":
             log_N = terms.per_sequence(log_N)[terms.sequence_N]
         weight_N = log_N.clamp(max=LARGEST_LOG_RATIO).exp()
@@ -324,9 +324,9 @@ class MismatchWeight:
 def engine_logprobs(terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor:
     """The engine's log-probability of each token over the whole vocabulary, like the learner's: if it sampled from a
     part of it, the log of the mass it kept is added back. Without an engine, the old policy's."""
-    if "behaviour" not in terms.tokens:
+    if "sampler_logprobs" not in terms.tokens:
         return old_N
-    return terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
+    return terms.tokens["sampler_logprobs"] + terms.tokens.get("log_kept_mass", 0.0)
 
 
 def mismatch(terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor:

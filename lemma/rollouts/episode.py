@@ -49,7 +49,7 @@ class Turn:
     seconds: float = 0.0
 
     @property
-    def behaviour(self) -> np.ndarray:
+    def sampler_logprobs(self) -> np.ndarray:
         """Log-probability of each id under the distribution it was drawn from."""
         return self.logprobs - self.kept
 
@@ -201,8 +201,9 @@ class Episode:
     ) -> list[Trajectory]:
         """Ids to learn from: one trajectory where each turn extends the last, one more wherever history is rewritten.
 
-        Token fields: `behaviour`; `off`, 1 where a teacher spoke; where asked for, `kept`, and of turns their number as
-        `turn` and as `paid`, at the last token of each, what the environment paid for it, times `turn_weight`.
+        Token fields: `sampler_logprobs`; `off`, 1 where a teacher spoke; where asked for, `log_kept_mass`, and of turns
+        their number as `turn` and as `paid`, at the last token of each, what the environment paid for it, times
+        `turn_weight`.
         """
         runs: list[list[int]] = []
         for number, turn in enumerate(self.turns):
@@ -230,15 +231,15 @@ class Episode:
         turns = [self.turns[number] for number in numbers]
         said = _said(turns)
         length = said[-1].stop
-        loss_mask_T, off_T, behaviour_T = np.zeros(length, dtype=bool), np.zeros(length), np.zeros(length, np.float32)
+        loss_mask_T, off_T, sampler_T = np.zeros(length, dtype=bool), np.zeros(length), np.zeros(length, np.float32)
         for turn, place in zip(turns, said, strict=True):
             loss_mask_T[place] = True
-            behaviour_T[place] = turn.behaviour
+            sampler_T[place] = turn.sampler_logprobs
             if turn.given:
                 off_T[place.start : place.start + turn.given] = 1.0
-        fields = {"behaviour": behaviour_T}
+        fields = {"sampler_logprobs": sampler_T}
         if with_kept:
-            fields["kept"] = kept_T = np.zeros(length)
+            fields["log_kept_mass"] = kept_T = np.zeros(length)
             for turn, place in zip(turns, said, strict=True):
                 kept_T[place] = turn.kept
         rewards = {name: value for name, value in self.rewards.items() if value is not None}

@@ -81,7 +81,7 @@ class TokenNotes:
 
     def _engine(self, trajectories: Sequence[Trajectory], chosen: np.ndarray) -> np.ndarray:
         found = _joined([self._found(one) for one in trajectories])
-        drawn = _field("behaviour", trajectories) + _field("kept", trajectories)
+        drawn = _field("sampler_logprobs", trajectories) + _field("log_kept_mass", trajectories)
         return np.where(_field("off", trajectories)[chosen] > 0, np.nan, found - drawn[chosen])
 
     def _found(self, trajectory: Trajectory) -> np.ndarray:

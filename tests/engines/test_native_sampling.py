@@ -83,7 +83,7 @@ def test_frequencies_and_kept_mass_match_exact_probabilities(change: dict[str, f
         count = min(sampling.min_tokens or 8, len(completion.ids))
         np.testing.assert_allclose(completion.kept[:count], kept.item(), atol=1e-5)
         behaviour = masked.log_softmax(-1)[completion.ids[:count]]
-        np.testing.assert_allclose(completion.behaviour[:count], behaviour, atol=1e-5)
+        np.testing.assert_allclose(completion.sampler_logprobs[:count], behaviour, atol=1e-5)
     if sampling.min_tokens == 3:
         after = np.array([c.ids[3] for c in found])
         _, wide = cut(logits, sampling)
@@ -124,7 +124,7 @@ def test_kept_mass_and_logprobs_beside_the_learner_with_cuts() -> None:
         np.testing.assert_allclose(
             completion.logprobs, learner_logprobs(policy, prompt, completion.ids, 0.7), atol=1e-5
         )
-        assert (completion.kept < 0).any() and (completion.behaviour <= 1e-6).all()
+        assert (completion.kept < 0).any() and (completion.sampler_logprobs <= 1e-6).all()
 
 
 def test_a_repetition_penalty_equals_that_of_generate() -> None:

@@ -87,7 +87,7 @@ def test_frequencies_match_exact_probabilities(change: dict[str, float]) -> None
     freedom = int(likely.sum())
     assert chi < freedom + 3.5 * np.sqrt(2 * freedom) + 6, (chi, freedom)
     np.testing.assert_allclose(found[0].kept, kept.item(), atol=1e-5)
-    np.testing.assert_allclose(found[0].behaviour[0], masked.log_softmax(-1)[found[0].ids[0]].item(), atol=1e-5)
+    np.testing.assert_allclose(found[0].sampler_logprobs[0], masked.log_softmax(-1)[found[0].ids[0]].item(), atol=1e-5)
 
 
 def test_inverse_cdf_never_takes_what_was_cut() -> None:

@@ -71,7 +71,7 @@ def test_what_is_not_finite_is_refused() -> None:
 
 def test_logprobs_are_those_before_the_cut() -> None:
     found = jobs.finish(job_of(Sampling(5, top_k=2)), JobAnswer([1], [-0.5], "length"), [-0.25], small_tokenizer())
-    assert found.logprobs.tolist() == [-0.75] and found.behaviour.tolist() == [-0.5]
+    assert found.logprobs.tolist() == [-0.75] and found.sampler_logprobs.tolist() == [-0.5]
 
 
 @pytest.mark.parametrize("tied", [True, False])

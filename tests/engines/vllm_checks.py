@@ -103,7 +103,7 @@ def check_cuts(engine: VllmBase) -> None:
         masked, kept = cut(logits, sampling)
         np.testing.assert_allclose(completion.kept, kept.numpy(), atol=1e-4)
         drawn = masked.log_softmax(-1).gather(-1, torch.from_numpy(completion.ids)[:, None])[:, 0]
-        np.testing.assert_allclose(completion.behaviour, drawn.numpy(), atol=1e-4)
+        np.testing.assert_allclose(completion.sampler_logprobs, drawn.numpy(), atol=1e-4)
 
 
 def check_update(engine: VllmBase) -> None:

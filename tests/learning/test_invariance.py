@@ -35,7 +35,7 @@ def items_of(policy: Policy) -> list[Trajectory]:
         old, behaviour = np.zeros(len(item)), np.zeros(len(item))
         old[item.loss_mask_T] = scores + 0.15 * noise.normal(size=len(scores))
         behaviour[item.loss_mask_T] = old[item.loss_mask_T] + 0.05 * noise.normal(size=len(scores))
-        item.token_fields |= {"old": old, "behaviour": behaviour}
+        item.token_fields |= {"old": old, "sampler_logprobs": behaviour}
     return items
 
 

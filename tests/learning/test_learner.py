@@ -210,8 +210,8 @@ def test_what_is_scored_before_an_update_is_what_the_update_finds_to_the_last_bi
     learner = learner_of(tiny_policy(lora))
     items = trajectories(LENGTHS)
     for item, scores in zip(items, learner.score(items), strict=True):
-        item.token_fields["behaviour"] = np.zeros(len(item))
-        item.token_fields["behaviour"][item.loss_mask_T] = scores
+        item.token_fields["sampler_logprobs"] = np.zeros(len(item))
+        item.token_fields["sampler_logprobs"][item.loss_mask_T] = scores
     report = learner.step(items, NegativeLogLikelihood())
     assert report.packs > 1 and report.metrics["mismatch/max"] == 0.0
 

@@ -66,7 +66,7 @@ def gradients(
     for item, scores in zip(items, learner.score(items), strict=True):
         item.token_fields["old"] = np.zeros(len(item))
         item.token_fields["old"][item.loss_mask_T] = scores
-        item.token_fields["behaviour"] = item.token_fields["old"] + 0.01
+        item.token_fields["sampler_logprobs"] = item.token_fields["old"] + 0.01
     grads: dict[str, torch.Tensor] = {}
     hooks = [
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: grads.__setitem__(name, p.grad.clone()))

@@ -54,8 +54,10 @@ def test_a_cut_support_is_not_a_fall() -> None:
     half = math.log(0.5)
     behaviour = [-1.0 - half, -2.0 - half, -3.0 - half]
     whole = PolicyLoss(off_policy_limit=0.1)
-    assert whole(terms(behaviour=behaviour, kept=[half] * 3)).value.item() == pytest.approx((-2 + 1) / 3)
-    assert whole(terms(behaviour=behaviour)).value.item() == pytest.approx(-2 / 3), "a fall by log 2 is left out"
+    assert whole(terms(sampler_logprobs=behaviour, log_kept_mass=[half] * 3)).value.item() == pytest.approx(
+        (-2 + 1) / 3
+    )
+    assert whole(terms(sampler_logprobs=behaviour)).value.item() == pytest.approx(-2 / 3), "a fall by log 2 is left out"
 
 
 def test_a_cut_weight_is_counted_whatever_the_sign_of_the_advantage() -> None:
@@ -66,7 +68,7 @@ def test_a_cut_weight_is_counted_whatever_the_sign_of_the_advantage() -> None:
 
 
 def test_metrics_and_maxima() -> None:
-    given = terms(old=[-1.5, -2.0, -2.5], behaviour=[-1.5, -2.25, -2.0])
+    given = terms(old=[-1.5, -2.0, -2.5], sampler_logprobs=[-1.5, -2.25, -2.0])
     loss = PolicyLoss(Clip.around(0.2))(given)
     means = {name: float(total) / float(count) for name, (total, count) in loss.metrics.items()}
     up, down = math.exp(0.5), math.exp(-0.5)
@@ -87,14 +89,14 @@ def test_metrics_and_maxima() -> None:
 
 
 def test_a_pack_without_a_token_gives_nothing() -> None:
-    empty = terms(old=[0.0] * 3, behaviour=[0.0] * 3)
+    empty = terms(old=[0.0] * 3, sampler_logprobs=[0.0] * 3)
     nothing = torch.zeros(0, dtype=torch.float64)
     empty = LossInputs(
         outputs={"logprobs": nothing.requires_grad_(), "entropy": nothing},
         sequence_N=torch.zeros(0, dtype=torch.long),
         unit_B=empty.unit_B,
         totals=empty.totals,
-        tokens=dict.fromkeys(("advantage", "old", "behaviour"), nothing),
+        tokens=dict.fromkeys(("advantage", "old", "sampler_logprobs"), nothing),
     )
     for objective in (PolicyLoss(), PolicyLoss(level="sequence", top_entropy=0.5, entropy=0.1, off_policy_limit=0.1)):
         loss = objective(empty)

@@ -91,7 +91,7 @@ def terms_of(case: Case, logprobs: torch.Tensor, entropy: torch.Tensor, rows: sl
     tokens = {"old": old, "reference": inputs.get("ref_log_probs")}
     if "importance_sampling_ratio" in inputs:
         assert old is not None
-        tokens["behaviour"] = old - tensor(inputs["importance_sampling_ratio"]).log()
+        tokens["sampler_logprobs"] = old - tensor(inputs["importance_sampling_ratio"]).log()
     given = {
         name: (value if isinstance(value, torch.Tensor) else tensor(value))[rows]
         for name, value in tokens.items()
@@ -219,7 +219,7 @@ def test_token_losses_of_open_instruct(case: Case) -> None:
     logprobs, old = tensor(inputs["log_probs"]).requires_grad_(), tensor(inputs["old_log_probs"])
     tokens = {"old": old, "reference": tensor(inputs["ref_log_probs"])}
     if weighted:
-        tokens["behaviour"] = old - tensor(inputs["rho_weights"]).log()
+        tokens["sampler_logprobs"] = old - tensor(inputs["rho_weights"]).log()
     mask, advantages = tensor(inputs["completion_mask"]), {"advantage": tensor(inputs["advantages"])}
     terms = flat(logprobs, mask, tokens=tokens, rows=advantages, totals=Totals(1.0, 1.0, 1.0))
     kept = mask.bool()
@@ -258,7 +258,7 @@ def test_mismatch_ratios(case: Case) -> None:
     p, outputs = case["params"], case["outputs"]
     level, mode = p["mode"].split("_")
     old, mask = tensor(case["inputs"]["old_log_probs"]), tensor(case["inputs"]["completion_mask"])
-    tokens = {"old": old, "behaviour": tensor(case["inputs"]["sampling_log_probs"])}
+    tokens = {"old": old, "sampler_logprobs": tensor(case["inputs"]["sampling_log_probs"])}
     terms = flat(old, mask, tokens=tokens, rows={"advantage": torch.ones(len(mask)).double()})
     weight = MismatchWeight(level, p["clip_max"], p["clip_min"], mask=mode == "mask")
     mine = weight(terms, terms.tokens["old"])

@@ -30,7 +30,7 @@ def test_turns_that_extend_each_other_are_one_trajectory() -> None:
     (trajectory,) = one.trajectories(with_turns=True)
     assert trajectory.ids_T.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 3]
     assert trajectory.loss_mask_T.tolist() == [False, False, True, True, False, False, False, True, False, True]
-    said = trajectory.token_fields["behaviour"][trajectory.loss_mask_T]
+    said = trajectory.token_fields["sampler_logprobs"][trajectory.loss_mask_T]
     assert said == pytest.approx([-0.1, -0.2, -0.1, -0.1])
     assert trajectory.token_fields["turn"][trajectory.loss_mask_T].tolist() == [0, 0, 1, 2]
     assert one.context(2).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]

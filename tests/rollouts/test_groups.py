@@ -220,7 +220,7 @@ def test_a_prefix_begins_the_response_and_shortens_what_may_follow(tmp_path: Pat
         for trajectory, given in zip(group.trajectories, lengths, strict=True):
             assert trajectory.ids_T[trajectory.loss_mask_T][:given].tolist() == IDS[:given]
             assert trajectory.trained_tokens <= 10
-            assert not trajectory.token_fields["behaviour"][trajectory.token_fields["off"] > 0].any()
+            assert not trajectory.token_fields["sampler_logprobs"][trajectory.token_fields["off"] > 0].any()
     for request in engine.asked:
         given = len(request.prompt) - len(task(0).prompt)
         assert request.sampling.max_tokens == 10 - given and request.sampling.min_tokens == max(0, 4 - given)

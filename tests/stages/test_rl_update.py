@@ -79,7 +79,7 @@ def groups(count: int = 6, size: int = 4) -> list[Group]:
                     unit=number,
                     token_fields={
                         "off": ((answered >= 0) & (answered < given)).astype(np.float64),
-                        "behaviour": -noise.random(length) * 4,
+                        "sampler_logprobs": -noise.random(length) * 4,
                     },
                 )
             )

@@ -50,7 +50,7 @@ class JobAnswer:
     """vLLM's answer to a finished job: ids, log-probabilities after all cuts, and the finish reason."""
 
     ids: list[int]
-    behaviour: list[float]
+    sampler_logprobs: list[float]
     reason: str
 
 
@@ -100,9 +100,9 @@ def arguments(job: Job, seed: int, eos: int, context: int) -> dict[str, Any]:
 def finish(job: Job, answer: JobAnswer, kept: list[float] | None, tokenizer: Any) -> Completion:
     """The completion. It ends where a stop string ends, even if vLLM noticed it a token later."""
     ids = np.array(answer.ids, dtype=np.int64)
-    behaviour = np.array(answer.behaviour, dtype=np.float32)
+    drawn = np.array(answer.sampler_logprobs, dtype=np.float32)
     mass = np.zeros(len(ids), dtype=np.float32) if kept is None else np.array(kept, dtype=np.float32)
-    if not (np.isfinite(behaviour).all() and np.isfinite(mass).all() and len(behaviour) == len(ids)):
+    if not (np.isfinite(drawn).all() and np.isfinite(mass).all() and len(drawn) == len(ids)):
         raise not_finite(job)
     end = _stop_string_end(job, answer.ids, tokenizer)
     reason: Finish = "stop" if answer.reason == "stop" or end is not None else "length"
@@ -111,7 +111,7 @@ def finish(job: Job, answer: JobAnswer, kept: list[float] | None, tokenizer: Any
         job.request.key,
         job.sample,
         ids[part],
-        (behaviour + mass)[part],
+        (drawn + mass)[part],
         mass[part],
         reason,
         job.versions[0][1],
