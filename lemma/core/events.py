@@ -37,7 +37,7 @@ class StageStarted:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Numbers of one step, on the axis of training or of evaluation. `timings` are seconds and rates of this machine,
-    kept apart because they are the only numbers that a repeated run may change; `held_by` names
+    kept apart because they are the only numbers that a repeated run may change; `bottleneck` names
     what cost the step most."""
 
     stage: str
@@ -45,7 +45,7 @@ class Measured:
     axis: Axis
     values: Mapping[str, float]
     timings: Mapping[str, float] = field(default_factory=dict)
-    held_by: str = ""
+    bottleneck: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,9 +333,9 @@ def describe(event: Event) -> str:
                 if resumed
                 else f"{stage}: {total} step{'' if total == 1 else 's'}"
             )
-        case Measured(stage, step, axis, values, timings, held_by):
+        case Measured(stage, step, axis, values, timings, bottleneck):
             text = f"{stage}: {axis} step {step}: {numbers({**values, **timings})}"
-            return f"{text}, bottleneck {held_by}" if held_by else text
+            return f"{text}, bottleneck {bottleneck}" if bottleneck else text
         case Awaited(stage, what):
             return f"{stage}: {what}"
         case Progressed(what, done, total, note):

@@ -125,18 +125,18 @@ class Stage:
         self.emit(Progressed(self.name, done, total, note))
 
     def measure(
-        self, step: int, axis: Axis, values: Mapping[str, float], timings: Mapping[str, float], held_by: str = ""
+        self, step: int, axis: Axis, values: Mapping[str, float], timings: Mapping[str, float], bottleneck: str = ""
     ) -> None:
         """Write a metrics row and emit it as an event. Timings are kept apart: only they, and the name of the
         bottleneck, differ between repetitions."""
         self._begin()
-        apart = {**timings, "held_by": held_by} if held_by else dict(timings)
+        apart = {**timings, "held_by": bottleneck} if bottleneck else dict(timings)
         row = {"stage": self.name, "step": step, "axis": axis, **values, "timings": apart}
         if self._unmeasured and axis == "train":
             self._rows_after.append(row)
         else:
             self._write(row)
-        self.emit(Measured(self.name, step, axis, values, timings, held_by))
+        self.emit(Measured(self.name, step, axis, values, timings, bottleneck))
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.folder.metrics is not None:  # the first rank's

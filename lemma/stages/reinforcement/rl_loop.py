@@ -128,10 +128,10 @@ def metrics_of(
 
 def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
     """Diagnose a step, write its metrics if due, and show the stage's progress."""
-    held_by = parts.diagnosis.look(step, values, stage.clock.spent)
+    bottleneck = parts.diagnosis.look(step, values, stage.clock.spent)
     if stage.is_due(options.log_every, step, parts.total):
-        stage.measure(step, "train", values, stage.clock.read(parts.policy.device), held_by)
-    stage.progress(step, parts.total, f"{note_of(values)}, bottleneck {held_by}")
+        stage.measure(step, "train", values, stage.clock.read(parts.policy.device), bottleneck)
+    stage.progress(step, parts.total, f"{note_of(values)}, bottleneck {bottleneck}")
 
 
 def tidy_files(journals: Path, step: int, keep: int | None, needed_after: int) -> None:
