@@ -127,7 +127,7 @@ def of_learner() -> Counts:
         "off": np.zeros(24),
         "advantage": np.where(chosen, 0.5, 0.0),
     }
-    trajectories = [Trajectory(ids + n, chosen, unit=n // 4, token_fields=dict(fields)) for n in range(12)]
+    trajectories = [Trajectory(ids + n, chosen, group_id=n // 4, token_fields=dict(fields)) for n in range(12)]
     for number in (1, 3):
         learner = Learner(policy, OptimOptions(lr=1e-4), token_budget=24 * 12 // number, total_steps=10)
         learner.step(trajectories, algorithm.objective(16, None))

@@ -160,8 +160,8 @@ class Trajectory:
     `loss_mask_T` marks the tokens that the policy (or a teacher) chose: never the first one, which nothing
     predicts. `token_fields` (see `TOKEN_FIELDS`) and `fields` (one number) hold what an objective needs, and
     `model_inputs` what the model reads besides ids, such as images: arrays whose rows a pack puts one after the other,
-    in the order of its sequences. If the objective's scope is `pair`, trajectories of the same `unit` are never split
-    over micro-batches. Trajectories of a unit with the same `episode` number are one attempt whose history was
+    in the order of its sequences. If the objective's scope is `pair`, those of the same `group_id` are never split over
+    micro-batches. Trajectories of a group with the same `episode` number are one attempt whose history was
     rewritten on the way: they count once. None: an attempt by itself. `attempt` is the number of the draw and of the
     sample that it was sampled for.
     """
@@ -172,7 +172,7 @@ class Trajectory:
     origin: Origin = "policy"
     finish: Finish = "given"
     problem_id: str = ""
-    unit: int = 0
+    group_id: int = 0
     episode: int | None = None
     attempt: tuple[int, int] | None = None
     policy_version: int = 0

@@ -23,7 +23,7 @@ from lemma.core.types import Output, Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split, learning_rate
-from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, first_pass, is_one_unit
+from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, first_pass, is_one_group
 from lemma.learning.split_optimiser import make_optimiser
 from lemma.learning.whole_batch import evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
@@ -320,7 +320,7 @@ class Learner:
         return LossInputs(
             outputs=outputs,
             sequence_N=batch.sequence_N,
-            unit_B=batch.unit_B,
+            group_B=batch.group_B,
             totals=totals,
             tokens=batch.token_fields,
             fields=batch.fields,
@@ -355,8 +355,8 @@ class Learner:
         """Halve the token budget until none of these, which ran out of memory, fits into one pack any more."""
         for tried in packs:
             size = shared_size(tried, range(len(tried)), self.shares) if self.shares else sum(len(t) for t in tried)
-            if is_one_unit(tried, scope):
-                what = "sequence" if len(tried) == 1 else f"unit of {len(tried)} sequences"
+            if is_one_group(tried, scope):
+                what = "sequence" if len(tried) == 1 else "pair of sequences"
                 raise UserError(
                     f"a single {what} of {size} tokens does not fit into memory",
                     fix="write `model.checkpointing: true`, use model.lora, or shorten max_length",

@@ -86,9 +86,9 @@ def _pass_empty(policy: PackModel, learns: bool) -> None:
             (output.sum() * 0.0).backward()
 
 
-def is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
+def is_one_group(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
     """Whether the packer cannot take these apart."""
-    return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
+    return len({t.group_id for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
 
 
 class Sums:

@@ -40,7 +40,7 @@ def _constants(parts: Mapping[int, LossInputs]) -> dict[int, LossInputs]:
         number: LossInputs(
             outputs=still(part.outputs),
             sequence_N=part.sequence_N.cpu(),
-            unit_B=part.unit_B.cpu(),
+            group_B=part.group_B.cpu(),
             totals=part.totals,
             tokens=still(part.tokens),
             fields=still(part.fields),
@@ -62,7 +62,7 @@ def _join(parts: Sequence[LossInputs], device: torch.device | None) -> LossInput
     return LossInputs(
         outputs=together([part.outputs for part in parts]),
         sequence_N=cat([part.sequence_N + int(s) for part, s in zip(parts, shifts, strict=False)]),
-        unit_B=cat([part.unit_B for part in parts]),
+        group_B=cat([part.group_B for part in parts]),
         totals=parts[0].totals,
         tokens=together([part.tokens for part in parts]),
         fields=together([part.fields for part in parts]),

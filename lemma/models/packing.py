@@ -84,7 +84,7 @@ class TokenBatch:
     """A pack: ids and positions of all tokens, the targets among them, and what the objective needs to know of each.
 
     `targets_N` are positions in the pack, and `sources_N` those of the tokens before them; `sequence_N` says which
-    sequence a target belongs to, `unit_B` which unit a sequence belongs to, and `index_B` where it stood in the list of
+    sequence a target belongs to, `group_B` to which group a sequence, and `index_B` where it stood in the list of
     trajectories. `model_inputs` are passed to the model as they are.
     """
 
@@ -94,7 +94,7 @@ class TokenBatch:
     targets_N: torch.Tensor
     sources_N: torch.Tensor
     sequence_N: torch.Tensor
-    unit_B: torch.Tensor
+    group_B: torch.Tensor
     index_B: tuple[int, ...]
     token_fields: dict[str, torch.Tensor]
     fields: dict[str, torch.Tensor]
@@ -145,7 +145,7 @@ class TokenBatch:
             targets_N=put(rows_K[targets]),
             sources_N=put(rows_K[targets - 1]),
             sequence_N=put(sequence_K[targets]),
-            unit_B=put(np.array([t.unit for t in chosen])),
+            group_B=put(np.array([t.group_id for t in chosen])),
             index_B=tuple(indices),
             token_fields={name: put(_token_field(name, chosen)[targets], dtype) for name in chosen[0].token_fields},
             fields={name: put(np.array([t.fields[name] for t in chosen]), dtype) for name in chosen[0].fields},
@@ -177,22 +177,22 @@ def plan_packs(
 ) -> list[list[int]]:
     """Which trajectories go into which pack: first fit, longest first, so that packs are few and full.
 
-    Where the objective's scope is `pair`, the trajectories of a unit stay together. A unit longer than the budget gets
-    a pack of its own. With `share`, sequences that begin with the same prompt go into one pack as far as it holds them;
+    Where the objective's scope is `pair`, those of a group stay together. A group longer than the budget gets a pack of
+    its own. With `share`, sequences that begin with the same prompt go into one pack as far as it holds them;
     its value is the cost of a token of that prompt for each further sequence (`lemma.models.sharing.spread_cost`).
     The plan depends on lengths and prompts only, never on time or memory.
     """
-    units: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for i, trajectory in enumerate(trajectories):
-        units.setdefault(trajectory.unit if scope == "pair" else i, []).append(i)
+        groups.setdefault(trajectory.group_id if scope == "pair" else i, []).append(i)
     if share is not None and scope != "pair":
         related = families(trajectories, range(len(trajectories)))
         together = [part for family in related for part in split_family(trajectories, family, token_budget, share)]
         sized = [(family_size(trajectories, members, share), members) for members in together]
     elif share is not None:
-        sized = [(shared_size(trajectories, members, share), members) for members in units.values()]
+        sized = [(shared_size(trajectories, members, share), members) for members in groups.values()]
     else:
-        sized = [(sum(len(trajectories[i]) for i in members), members) for members in units.values()]
+        sized = [(sum(len(trajectories[i]) for i in members), members) for members in groups.values()]
     sized.sort(key=lambda item: (-item[0], item[1]))
     packs: list[list[int]] = []
     for (_, members), place in zip(sized, first_fit([size for size, _ in sized], token_budget), strict=True):

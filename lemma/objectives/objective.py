@@ -26,15 +26,15 @@ class Totals:
 
     tokens: float
     sequences: float
-    units: float
+    groups: float
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Totals:
         tokens = sum(t.trained_tokens for t in trajectories)
         # Trajectories of one episode (there are several if its history was rewritten) count once.
-        shared = [(t.unit, t.episode) for t in trajectories if t.episode is not None]
+        shared = [(t.group_id, t.episode) for t in trajectories if t.episode is not None]
         sequences = len(trajectories) - len(shared) + len(set(shared))
-        return cls(float(tokens), float(sequences), float(len({t.unit for t in trajectories})))
+        return cls(float(tokens), float(sequences), float(len({t.group_id for t in trajectories})))
 
 
 def count_episode_tokens(trajectories: Sequence[Trajectory]) -> None:
@@ -44,26 +44,28 @@ def count_episode_tokens(trajectories: Sequence[Trajectory]) -> None:
     """
     if not any(gather_over_ranks(any(one.episode is not None for one in trajectories))):
         return
-    said: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], int] = {}
     for one in trajectories:
         if one.episode is not None:
-            place = (one.unit, one.episode)
-            said[place] = said.get(place, 0) + one.trained_tokens
+            place = (one.group_id, one.episode)
+            counts[place] = counts.get(place, 0) + one.trained_tokens
     for one in trajectories:
-        one.fields[EPISODE_TOKENS] = float(one.trained_tokens if one.episode is None else said[one.unit, one.episode])
+        one.fields[EPISODE_TOKENS] = float(
+            one.trained_tokens if one.episode is None else counts[one.group_id, one.episode]
+        )
 
 
 @dataclass(frozen=True)
 class LossInputs:
     """What an objective sees of one pack (of the whole batch, if its scope is `batch`).
 
-    `outputs` are those of the model that it asked for; `sequence_N` maps tokens to sequences 0..B-1, `unit_B` sequences
-    to units; `tokens` and `fields` are the numbers that the algorithm attached to tokens and to sequences.
+    `outputs` are those of the model that it asked for; `sequence_N` maps tokens to sequences 0..B-1, `group_B` those to
+    groups; `tokens` and `fields` are the numbers that the algorithm attached to tokens and to sequences.
     """
 
     outputs: Mapping[Output, torch.Tensor]
     sequence_N: torch.Tensor
-    unit_B: torch.Tensor
+    group_B: torch.Tensor
     totals: Totals
     tokens: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class LossInputs:
 
     @property
     def sequences(self) -> int:
-        return len(self.unit_B)
+        return len(self.group_B)
 
     @property
     def ones_N(self) -> torch.Tensor:

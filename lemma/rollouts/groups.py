@@ -128,9 +128,9 @@ class Roller:
                 journal.finish(self.order.drawn)
             journal.close()
         rollouts.grade_seconds = self.judge.seconds - graded_before
-        for unit, group in enumerate(rollouts.groups):
+        for number, group in enumerate(rollouts.groups):
             for trajectory in group.trajectories:
-                trajectory.unit = unit
+                trajectory.group_id = number
         return rollouts
 
     def land(self) -> None:

@@ -197,7 +197,7 @@ def terms(logprobs: list[float], **tokens: list[float]) -> LossInputs:
             "entropy": torch.full((count,), 0.5, dtype=torch.float64),
         },
         sequence_N=torch.arange(count),
-        unit_B=torch.zeros(count, dtype=torch.long),
+        group_B=torch.zeros(count, dtype=torch.long),
         totals=Totals(float(count), float(count), 1.0),
         tokens={name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in tokens.items()},
     )

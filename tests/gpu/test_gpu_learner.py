@@ -38,7 +38,7 @@ def answers() -> list[Trajectory]:
     for number in range(24):
         prompt = prompts[number % 3]
         ids = np.concatenate([prompt, rng.integers(3, 1000, int(rng.integers(20, 300)))])
-        made.append(Trajectory(ids_T=ids, loss_mask_T=np.arange(len(ids)) >= len(prompt), unit=number % 3))
+        made.append(Trajectory(ids_T=ids, loss_mask_T=np.arange(len(ids)) >= len(prompt), group_id=number % 3))
     return made
 
 

@@ -176,8 +176,8 @@ def plain_loss(
     terms = LossInputs(
         outputs={"logprobs": torch.cat(logprobs), "entropy": torch.cat(entropies), "values": torch.cat(values)},
         sequence_N=torch.repeat_interleave(torch.tensor([len(part) for part in logprobs])),
-        unit_B=torch.tensor([item.unit for item in items]),
-        totals=Totals(float(tokens), float(len(items)), float(len({item.unit for item in items}))),
+        group_B=torch.tensor([item.group_id for item in items]),
+        totals=Totals(float(tokens), float(len(items)), float(len({item.group_id for item in items}))),
         tokens=tokens_of,
         fields=fields,
     )

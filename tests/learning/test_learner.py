@@ -143,7 +143,7 @@ def test_a_single_sequence_that_does_not_fit(act: str) -> None:
 def test_a_single_pair_that_does_not_fit() -> None:
     policy = tiny_policy()
     run_out(policy, 39)
-    with pytest.raises(UserError, match="a single unit of 2 sequences of 45 tokens does not fit"):
+    with pytest.raises(UserError, match="a single pair of sequences of 45 tokens does not fit"):
         learner_of(policy).step(trajectories((22, 23, 4, 4)), TOYS["toy_pair"])
 
 
@@ -294,7 +294,7 @@ def test_a_batch_objective_sees_the_same_dropout_in_both_passes() -> None:
     plain.module.train()
     torch.manual_seed(key(5, "dropout", 0, 0, 0))
     outputs = plain.outputs(batch, ("logprobs", "entropy"))
-    terms = LossInputs(outputs, batch.sequence_N, batch.unit_B, Totals.of(items), {}, batch.fields)
+    terms = LossInputs(outputs, batch.sequence_N, batch.group_B, Totals.of(items), {}, batch.fields)
     TOYS["toy_batch"](terms).value.backward()
     grads = [p.grad for p in plain.parameters().values() if p.grad is not None]
     assert norm == pytest.approx(torch.nn.utils.get_total_norm(grads).item(), rel=1e-5)

@@ -88,7 +88,7 @@ def test_an_objective_on_hidden_states_and_a_wide_field(scope: Scope, wide: list
     assert report.packs > 1
     batch = batch_of(wide)
     outputs = plain.outputs(batch, ("hidden", "entropy"))
-    terms = LossInputs(outputs, batch.sequence_N, batch.unit_B, Totals.of(wide), batch.token_fields)
+    terms = LossInputs(outputs, batch.sequence_N, batch.group_B, Totals.of(wide), batch.token_fields)
     loss = NearTargets(scope)(terms).value
     loss.backward()
     grads = [p.grad for p in plain.parameters().values() if p.grad is not None]

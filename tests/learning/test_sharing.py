@@ -146,10 +146,10 @@ def test_every_sequence_is_in_one_pack_and_packs_hold_the_budget(budget: int, sc
     packs = plan_packs(items, budget, scope, share=0.2)  # type: ignore[arg-type]
     assert sorted(index for pack in packs for index in pack) == list(range(len(items)))
     for pack in packs:
-        units = {items[i].unit for i in pack} if scope == "pair" else set(pack)
-        assert shared_size(items, pack, 0.2) <= budget or len(units) == 1
+        groups = {items[i].group_id for i in pack} if scope == "pair" else set(pack)
+        assert shared_size(items, pack, 0.2) <= budget or len(groups) == 1
         if scope == "pair":
-            assert all((items[i].unit in units) == (i in pack) for i in range(len(items)))
+            assert all((items[i].group_id in groups) == (i in pack) for i in range(len(items)))
 
 
 def test_written_out_keys_stay_within_the_memory_that_a_budget_stands_for() -> None:

@@ -59,7 +59,7 @@ def in_float64(policy: Policy) -> Policy:
 
 
 def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> list[Trajectory]:
-    """Random sequences, two to a unit, with every field that an objective reads. The third has nothing to learn."""
+    """Random sequences, two to a group, with every field that an objective reads. The third has nothing to learn."""
     rng, noise = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     made = []
     for number, length in enumerate(lengths):
@@ -73,7 +73,7 @@ def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> l
             Trajectory(
                 ids_T=rng.integers(0, WORDS, length),
                 loss_mask_T=chosen,
-                unit=number // 2,
+                group_id=number // 2,
                 token_fields={
                     "advantage": rng.normal(size=length),
                     **_preference_fields(length, number, noise),

@@ -15,21 +15,21 @@ from lemma.models.varlen_attention import AttentionSpec
 from tests.models.small import CPU, trajectories
 
 
-def bare(length: int, unit: int = 0) -> Trajectory:
-    return Trajectory(np.arange(length), np.arange(length) > 0, unit=unit)
+def bare(length: int, group_id: int = 0) -> Trajectory:
+    return Trajectory(np.arange(length), np.arange(length) > 0, group_id=group_id)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 4)), max_size=25), st.integers(1, 120), st.booleans())
 def test_packs_keep_to_the_budget(shape: list[tuple[int, int]], budget: int, pairs: bool) -> None:
-    items = [bare(length, unit) for length, unit in shape]
+    items = [bare(length, group_id) for length, group_id in shape]
     packs = plan_packs(items, budget, "pair" if pairs else "token")
     assert sorted(i for pack in packs for i in pack) == list(range(len(items)))
     for pack in packs:
-        units = {items[i].unit for i in pack} if pairs else set(pack)
-        assert sum(len(items[i]) for i in pack) <= budget or len(units) == 1
+        groups = {items[i].group_id for i in pack} if pairs else set(pack)
+        assert sum(len(items[i]) for i in pack) <= budget or len(groups) == 1
         if pairs:
-            assert sum(item.unit in units for item in items) == len(pack)
+            assert sum(item.group_id in groups for item in items) == len(pack)
 
 
 def test_packs_are_full() -> None:
@@ -57,7 +57,7 @@ def test_a_pack_knows_its_tokens() -> None:
     assert batch.positions_T.tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
     assert batch.targets_N.tolist() == [2, 3, 5, 6]
     assert batch.sequence_N.tolist() == [0, 0, 1, 1]
-    assert batch.unit_B.tolist() == [1, 0, 0]
+    assert batch.group_B.tolist() == [1, 0, 0]
     assert batch.index_B == (2, 0, 1)
     assert (batch.tokens, batch.trained_tokens) == (8, 4)
     expected = [*items[2].token_fields["advantage"][2:], *items[0].token_fields["advantage"][1:]]

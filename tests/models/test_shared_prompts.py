@@ -38,7 +38,7 @@ class Attempt:
         turns = [np.full(count, turn % 2 == 0) for turn, count in enumerate(self.said)]
         chosen = np.concatenate([np.zeros(self.length, dtype=bool), *turns])
         ids = np.concatenate([prompt, rng.integers(0, words, len(chosen) - self.length)])
-        return Trajectory(ids, chosen, unit=self.prompt)
+        return Trajectory(ids, chosen, group_id=self.prompt)
 
 
 # Groups with several turns, of one, of identical prompts, of prompts of one token, too short to share, and one prompt

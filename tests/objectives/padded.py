@@ -56,7 +56,7 @@ def flat(
     return LossInputs(
         outputs={"logprobs": log_probs_BT[kept]} | ({} if entropy_BT is None else {"entropy": entropy_BT[kept]}),
         sequence_N=number_BT[kept],
-        unit_B=torch.arange(len(mask_BT)),
+        group_B=torch.arange(len(mask_BT)),
         totals=totals or Totals(float(kept.sum()), float(len(mask_BT)), float(len(mask_BT))),
         tokens=given,
     )

@@ -54,7 +54,7 @@ def flat(
     return LossInputs(
         outputs={output: numbers[kept]} | ({} if entropies is None else {"entropy": entropies[kept]}),
         sequence_N=number[kept],
-        unit_B=torch.arange(len(mask)),
+        group_B=torch.arange(len(mask)),
         totals=Totals(float(mask.sum()), float(len(mask)), float(len(mask))),
         tokens={name: field[kept] for name, field in fields.items()},
     )

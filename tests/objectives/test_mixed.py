@@ -17,7 +17,7 @@ def taught(count: int) -> LossInputs:
     return LossInputs(
         outputs={"logprobs": torch.full((count,), -0.01, dtype=torch.float64, requires_grad=True)},
         sequence_N=torch.zeros(count, dtype=torch.long),
-        unit_B=torch.zeros(1, dtype=torch.long),
+        group_B=torch.zeros(1, dtype=torch.long),
         totals=Totals(float(count), 1.0, 1.0),
         tokens={"advantage": ones, "off": ones},
     )

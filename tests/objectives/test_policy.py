@@ -34,7 +34,7 @@ def terms(**tokens: list[float]) -> LossInputs:
     return LossInputs(
         outputs={"logprobs": torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)},
         sequence_N=torch.tensor([0, 0, 1]),
-        unit_B=torch.tensor([0, 0, 1]),
+        group_B=torch.tensor([0, 0, 1]),
         totals=Totals(3.0, 3.0, 2.0),
         tokens={name: torch.tensor(values, dtype=torch.float64) for name, values in given.items()},
     )
@@ -94,7 +94,7 @@ def test_a_pack_without_a_token_gives_nothing() -> None:
     empty = LossInputs(
         outputs={"logprobs": nothing.requires_grad_(), "entropy": nothing},
         sequence_N=torch.zeros(0, dtype=torch.long),
-        unit_B=empty.unit_B,
+        group_B=empty.group_B,
         totals=empty.totals,
         tokens=dict.fromkeys(("advantage", "old", "sampler_logprobs"), nothing),
     )

@@ -31,7 +31,7 @@ def loss_in_order(algorithm: Dpo, order: list[int]) -> tuple[torch.Tensor, torch
     terms = LossInputs(
         outputs={"logprobs": mine.flatten()[both]},
         sequence_N=torch.arange(2 * PAIRS),
-        unit_B=torch.arange(2 * PAIRS) % PAIRS,
+        group_B=torch.arange(2 * PAIRS) % PAIRS,
         totals=Totals(2 * PAIRS, 2 * PAIRS, PAIRS),
         tokens={"reference": reference.flatten()[both], "collision": collision.flatten()[both]},
         fields={"sign": torch.tensor([1.0] * PAIRS + [-1.0] * PAIRS, dtype=torch.float64)},
@@ -65,7 +65,7 @@ def test_far_pairs_have_a_finite_loss_and_gradient(loss: LossName, margin: float
         terms = LossInputs(
             outputs={"logprobs": mine},
             sequence_N=torch.arange(2),
-            unit_B=torch.zeros(2, dtype=torch.long),
+            group_B=torch.zeros(2, dtype=torch.long),
             totals=Totals(2, 2, 1),
             tokens={"reference": torch.zeros(2)},
             fields={"sign": torch.tensor([1.0, -1.0])},

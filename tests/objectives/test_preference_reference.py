@@ -54,7 +54,7 @@ def rows_as_terms(rows: torch.Tensor, mask: torch.Tensor, sign: torch.Tensor, **
     return LossInputs(
         outputs={"logprobs": rows[kept]},
         sequence_N=number[:, None].expand_as(mask)[kept],
-        unit_B=unit,
+        group_B=unit,
         totals=Totals(float(kept.sum()), float(len(rows)), float(len(set(unit.tolist())))),
         tokens={name: values[kept] for name, values in tokens.items()},
         fields={"sign": sign.to(rows.dtype)},

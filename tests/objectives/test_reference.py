@@ -57,7 +57,7 @@ def rows_as_terms(log_probs: torch.Tensor, mask: torch.Tensor) -> LossInputs:
     return LossInputs(
         outputs={"logprobs": log_probs[kept]},
         sequence_N=rows[kept],
-        unit_B=torch.arange(len(mask)),
+        group_B=torch.arange(len(mask)),
         totals=Totals(float(kept.sum()), float(len(mask)), float(len(mask))),
     )
 

@@ -14,7 +14,7 @@ def terms(totals: Totals | None = None) -> LossInputs:
     return LossInputs(
         outputs={"logprobs": torch.tensor([-1.0, -2.0, -3.0, -4.0], dtype=torch.float64, requires_grad=True)},
         sequence_N=torch.tensor([0, 0, 0, 1]),
-        unit_B=torch.tensor([0, 0, 1]),
+        group_B=torch.tensor([0, 0, 1]),
         totals=totals or Totals(4.0, 3.0, 2.0),
     )
 

@@ -27,18 +27,18 @@ class WeightedTokens:
 
 @dataclass(frozen=True)
 class LogisticPairs:
-    """The logistic loss of the difference between the two sequences of a unit."""
+    """The logistic loss of the difference between the two sequences of a pair."""
 
     name: str = "toy_pair"
     scope: Scope = "pair"
     outputs: tuple[Output, ...] = ("logprobs",)
 
     def __call__(self, terms: LossInputs) -> Loss:
-        _, place_B = torch.unique(terms.unit_B, return_inverse=True)
+        _, place_B = torch.unique(terms.group_B, return_inverse=True)
         signed_B = terms.fields["sign"] * terms.per_sequence(terms.logprobs_N)
         margin_U = signed_B.new_zeros(int(place_B.max()) + 1).index_add(0, place_B, signed_B)
         won = (margin_U > 0).double().sum()
-        return Loss(F.softplus(-0.1 * margin_U).sum() / terms.totals.units, {"won": (won, float(len(margin_U)))})
+        return Loss(F.softplus(-0.1 * margin_U).sum() / terms.totals.groups, {"won": (won, float(len(margin_U)))})
 
 
 @dataclass(frozen=True)

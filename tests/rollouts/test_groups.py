@@ -64,7 +64,7 @@ def numbers(rollouts: Rollouts) -> list[Any]:
         (
             group.problem.id,
             [
-                (t.ids_T.tolist(), t.rewards, t.finish, t.unit, {k: v.tolist() for k, v in t.token_fields.items()})
+                (t.ids_T.tolist(), t.rewards, t.finish, t.group_id, {k: v.tolist() for k, v in t.token_fields.items()})
                 for t in group.trajectories
             ],
         )
@@ -90,7 +90,7 @@ def test_a_complete_journal_is_read_and_nothing_is_generated(tmp_path: Path) -> 
     again = step.run(Silent())
     assert not first.from_journal and again.from_journal
     assert numbers(again) == numbers(first) and len(first.episodes) == 16
-    assert [group.trajectories[0].unit for group in first.groups] == [0, 1, 2, 3]
+    assert [group.trajectories[0].group_id for group in first.groups] == [0, 1, 2, 3]
 
 
 def test_an_incomplete_journal_is_started_again(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def plain_losses(steps: Sequence[Sequence[Trajectory]], reference: Any, every: i
     losses = []
     for number, batch in enumerate(steps, 1):
         margins = []
-        for unit in sorted({one.unit for one in batch}):
-            pair = sorted((one for one in batch if one.unit == unit), key=lambda one: -one.fields["sign"])
+        for group_id in sorted({one.group_id for one in batch}):
+            pair = sorted((one for one in batch if one.group_id == group_id), key=lambda one: -one.fields["sign"])
             with torch.no_grad():
                 kept = of_response(reference, pair[0]) - of_response(reference, pair[1])
             margins.append(of_response(model, pair[0]) - of_response(model, pair[1]) - kept)

@@ -76,7 +76,7 @@ def groups(count: int = 6, size: int = 4) -> list[Group]:
                     loss_mask_T=answered >= 0,
                     rewards={"total": accuracy + style, "accuracy": accuracy, "style": style},
                     finish="length" if place == 2 else "stop",
-                    unit=number,
+                    group_id=number,
                     token_fields={
                         "off": ((answered >= 0) & (answered < given)).astype(np.float64),
                         "sampler_logprobs": -noise.random(length) * 4,

@@ -43,7 +43,7 @@ class ContrastivePreference:
         sides = Sides(terms)
         chosen_logps, rejected_logps = sides.split(self._logprobs(terms))
         chosen, rejected = self._score(chosen_logps), self._score(rejected_logps)
-        value = self._pairs(chosen - rejected).sum() / max(terms.totals.units, 1.0)
+        value = self._pairs(chosen - rejected).sum() / max(terms.totals.groups, 1.0)
         if self.nll:
             value = value + self.nll * negative_log_likelihood(terms)
         metrics = pair_metrics(self.beta * chosen, self.beta * rejected, chosen_logps, rejected_logps)

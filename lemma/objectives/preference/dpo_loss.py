@@ -54,7 +54,7 @@ class DirectPreference:
     def __call__(self, terms: LossInputs) -> Loss:
         sides = Sides(terms)
         margins = self._margins(terms, sides)
-        value = self._pairs(terms, sides, margins).sum() / max(terms.totals.units, 1.0)
+        value = self._pairs(terms, sides, margins).sum() / max(terms.totals.groups, 1.0)
         if self.nll:
             value = value + self.nll * negative_log_likelihood(terms)
         chosen, rejected = margins.chosen_reward, margins.rejected_reward

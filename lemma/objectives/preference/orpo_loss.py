@@ -38,7 +38,7 @@ class OddsRatio:
         chosen, rejected = sides.split(sequence_logprobs(terms, average=True))
         log_odds = _log_odds(chosen) - _log_odds(rejected)
         ratio = F.logsigmoid(log_odds)
-        value = negative_log_likelihood(terms) - self.beta * ratio.sum() / max(terms.totals.units, 1.0)
+        value = negative_log_likelihood(terms) - self.beta * ratio.sum() / max(terms.totals.groups, 1.0)
         metrics = pair_metrics(self.beta * chosen, self.beta * rejected, chosen, rejected)
         count = float(sides.count)
         odds = {"log_odds": (log_odds.detach().sum(), count), "log_sigmoid_odds": (ratio.detach().sum(), count)}

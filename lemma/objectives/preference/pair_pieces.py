@@ -7,7 +7,7 @@ A sequence is a prompt with one response. It carries:
 - `tokens["response"]`: 1 in the response, 0 in a prompt that is learnt as well; absent where only responses are;
 - `tokens["nll"]`: the weight of a token in the NLL of liked responses, 1 over their number in the whole step.
 
-Shapes: N trained tokens, B sequences, U pairs (units).
+Shapes: N trained tokens, B sequences, U pairs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sides:
     @cached_property
     def place_B(self) -> torch.Tensor:
         """The pair of each sequence, numbered from 0."""
-        return torch.unique(self.terms.unit_B, return_inverse=True)[1]
+        return torch.unique(self.terms.group_B, return_inverse=True)[1]
 
     @cached_property
     def count(self) -> int:

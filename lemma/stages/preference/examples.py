@@ -306,7 +306,7 @@ def trajectory(
     response: np.ndarray,
     said: np.ndarray,
     *,
-    unit: int = 0,
+    group_id: int = 0,
     sign: int = 0,
     whole: bool = False,
 ) -> Trajectory:
@@ -316,5 +316,5 @@ def trajectory(
     chosen = np.concatenate([np.full(len(example.prompt), whole), said])
     chosen[0] = False
     return Trajectory(
-        ids, chosen, origin="teacher", problem_id=example.problem_id, unit=unit, fields={"sign": float(sign)}
+        ids, chosen, origin="teacher", problem_id=example.problem_id, group_id=group_id, fields={"sign": float(sign)}
     )

@@ -149,12 +149,12 @@ class Scorer:
 
 
 def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm) -> list[Trajectory]:
-    """Every response after its prompt; the two of a pair are one unit."""
+    """Every response after its prompt; the two of a pair are one group."""
     whole = algorithm.learns_nll == "all"
     made = []
-    for unit, example in enumerate(examples):
+    for group_id, example in enumerate(examples):
         for response, said, sign in zip(example.responses, example.said, example.signs, strict=True):
-            one = trajectory(example, response, said, unit=unit, sign=sign, whole=whole and sign > 0)
+            one = trajectory(example, response, said, group_id=group_id, sign=sign, whole=whole and sign > 0)
             if whole:
                 of_prompt = np.zeros(len(example.prompt), dtype=np.float32)
                 one.token_fields["response"] = np.concatenate([of_prompt, said.astype(np.float32)])

@@ -100,10 +100,10 @@ def learn(
         with stage.clock.measure("score"):
             add_scores(worth, algorithm, learner, parts.reference, critic)
     fault_point("rl.before_update")
-    said = options.environment.turns * parts.max_tokens
+    longest = options.environment.turns * parts.max_tokens
     notes = TokenNotes() if options.journal.notes else None
     with stage.clock.measure("update"):
-        reports = update(stage, step, algorithm, parts.memory, learner, critic, batch, worth, said, notes)
+        reports = update(stage, step, algorithm, parts.memory, learner, critic, batch, worth, longest, notes)
     return reports, notes
 
 
@@ -208,7 +208,7 @@ def update(
 
 def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequence[Group]) -> list[list[Group]]:
     """The groups of each mini-batch, dealt out in the order in which they were drawn."""
-    drawn = sorted(batch, key=lambda group: group.trajectories[0].unit)
+    drawn = sorted(batch, key=lambda group: group.trajectories[0].group_id)
     shuffled = permutation(len(drawn), stage.seed, stage.name, "mini-batches", step, epoch)
     return [[drawn[i] for i in sorted(part.tolist())] for part in np.array_split(shuffled, count)]
 
