@@ -91,7 +91,8 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     from lemma.models.model_options import LoraOptions, ModelOptions
     from lemma.stages.preference.examples import Example
     from lemma.stages.preference.preference_loop import Scorer, as_trajectories
-    from lemma.stages.preference.scores import AdaptersOff, precompute
+    from lemma.stages.preference.scores import precompute
+    from lemma.stages.reference import AdaptersOff
 
     lora = LoraOptions(r=16) if row.get("lora") else None
     options = ModelOptions(path="benchmark", checkpointing=row["recompute"], lora=lora)

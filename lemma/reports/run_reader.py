@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,10 +124,6 @@ class RunReader:
             self._tokens = load_token_texts(self.folder, list(self.stages), path)
             self._sought_tokens = self._tokens is not None
         return self._tokens
-
-    def metric_names(self) -> Iterator[str]:
-        for curves in self.metrics.curves.values():
-            yield from curves.values
 
 
 def _read_recipe(folder: Path) -> dict[str, Any]:

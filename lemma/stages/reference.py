@@ -1,9 +1,10 @@
-"""A reference of its own: a second, frozen model, which may follow the policy (TR-DPO, Gorbatovski et al. 2024)."""
+"""The reference that scores tokens when they are needed: the policy without its adapters, or a second, frozen model,
+which may follow the policy (TR-DPO, Gorbatovski et al. 2024)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -58,8 +59,25 @@ class SecondModel:
             parameter.copy_(tensors[name])
 
 
-class Following:
-    """A second model as the reference of preference losses, asked at every step."""
+class ReferenceModel(Protocol):
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """Log-probabilities of the trained tokens of each trajectory under the reference."""
+        ...
+
+
+class AdaptersOff:
+    """The policy without its adapters, evaluated when needed."""
+
+    def __init__(self, policy: Policy, learner: Learner):
+        self._policy, self._learner = policy, learner
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        with self._policy.peft.disable_adapter():
+            return self._learner.score(trajectories)
+
+
+class ModelReference:
+    """A second model, evaluated when needed."""
 
     def __init__(self, second: SecondModel, learner: Learner):
         self._second, self._learner = second, learner
@@ -69,3 +87,12 @@ class Following:
 
     def after(self, step: int) -> None:
         self._second.after(step)
+
+
+def live_reference(
+    stage: Stage, policy: Policy, learner: Learner, options: ReferenceModelOptions | None
+) -> AdaptersOff | ModelReference:
+    """The reference as it is asked at every step: the policy without its adapters, or a second model."""
+    if options is None and policy.is_adapter:
+        return AdaptersOff(policy, learner)
+    return ModelReference(SecondModel(stage, policy, options), learner)

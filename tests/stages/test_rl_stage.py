@@ -29,8 +29,8 @@ from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
 from lemma.rollouts import Journal, read_episodes
 from lemma.runs.run import train
 from lemma.stages import building
+from lemma.stages.reference import AdaptersOff, live_reference
 from lemma.stages.reinforcement import rl_parts
-from lemma.stages.reinforcement.rl_parts import Reference
 from tests.algorithms import toy
 from tests.models.small import CPU
 
@@ -62,7 +62,8 @@ def journal(world: toy.Toy, step: int) -> Path:
 def test_the_reference_is_the_model_that_the_stage_started_from(lora: LoraOptions | None) -> None:
     options = ModelOptions(tiny=TinyOptions(**SMALL["tiny"]), lora=lora)
     policy = build_policy(options, CPU, 3)
-    reference = Reference(
+    learner = Learner(policy, OptimOptions(), token_budget=256, total_steps=1)
+    reference = live_reference(
         SimpleNamespace(
             name="toy",
             model=options,
@@ -74,19 +75,18 @@ def test_the_reference_is_the_model_that_the_stage_started_from(lora: LoraOption
             waiting=nullcontext,
         ),
         policy,
+        learner,
+        None,
     )  # type: ignore[arg-type]
-    assert (reference.second is None) == (lora is not None), (
+    assert isinstance(reference, AdaptersOff) == (lora is not None), (
         "a second copy only where there is no adapter to switch off"
     )
-    learner = Learner(policy, OptimOptions(), token_budget=256, total_steps=1)
     items = [Trajectory(ids_T=np.arange(3, 20), loss_mask_T=np.arange(17) > 4)]
     before = learner.score(items)[0]
     with torch.no_grad():
         for parameter in policy.parameters().values():
             parameter.add_(0.1)
-    with reference.asked() as other:
-        asked = learner.score(items, other)[0]
-    assert np.array_equal(asked, before)
+    assert np.array_equal(reference.scores(items)[0], before)
     assert np.abs(learner.score(items)[0] - before).max() > 1e-3, "and the policy is another one again"
 
 

@@ -3,7 +3,6 @@ order, micro-batches and two ranks, and whether groups without advantages are co
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from lemma.learning.learner import Learner, StepReport
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.critic import Critic
 from lemma.models.policy import Policy
-from lemma.stages.reinforcement.rl_loop import add_scores, has_advantage, update, update_metrics
+from lemma.stages.reinforcement.rl_loop import add_scores, has_advantage, update
+from lemma.stages.reinforcement.rl_metrics import update_metrics
 from tests.models.small import CPU, WORDS, in_float64, relative, tiny_policy
 
 EXACT = 1e-9
@@ -100,10 +100,10 @@ class Other:
     """A reference that says something else than the policy."""
 
     policy: Policy
+    learner: Learner
 
-    @contextlib.contextmanager
-    def asked(self) -> Iterator[Policy]:
-        yield self.policy
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        return self.learner.score(trajectories, self.policy)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def whole_update(
 
     learner.optimiser.step = recorded  # type: ignore[method-assign]
     memory, critic = AlgorithmState(), critic_of(algorithm, budget)
-    reference: Any = Other(in_float64(tiny_policy(seed=2))) if algorithm.needs_reference else None
+    reference = Other(in_float64(tiny_policy(seed=2)), learner) if algorithm.needs_reference else None
     if algorithm.scores_first:
         add_scores(batch, algorithm, learner, reference, critic)
     algorithm.assign(batch, memory)

@@ -25,8 +25,8 @@ from lemma.stages.building import stage_learner, stage_policy, switch_dropout_of
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
-from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, mismatched, precompute
-from lemma.stages.reference import Following, SecondModel
+from lemma.stages.preference.scores import mismatched, precompute
+from lemma.stages.reference import AdaptersOff, ModelReference, ReferenceModel, SecondModel
 from lemma.stages.supervised import measure_step
 from lemma.stages.trained_prompt import Instructions, as_trained
 
@@ -66,7 +66,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
             batch, objective = scorer.ready(examples)
         with stage.clock.measure("update"):
             report = scorer.observe(learner.step(batch, objective), examples)
-            if isinstance(reference, Following):
+            if isinstance(reference, ModelReference):
                 reference.after(step)
         stage.clock.add(report)
         is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validation.measure(step)
@@ -99,7 +99,7 @@ def open_reference(
         return AdaptersOff(policy, learner)
     second = None if options.reference_model is None else SecondModel(stage, policy, options.reference_model)
     if second is not None and second.options.follows:
-        return Following(second, learner)
+        return ModelReference(second, learner)
     wanted = [one for part in examples for one in as_trajectories(part, options.algorithm)]
     if options.algorithm.needs_baseline:
         wanted += [one for together in steps for one in mismatched(together, limit)]

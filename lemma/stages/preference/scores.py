@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,23 +32,6 @@ from lemma.stages.preference.examples import Example, trajectory
 
 # Sequences scored between two progress events.
 PART = 256
-
-
-class ReferenceModel(Protocol):
-    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        """Log-probabilities of the trained tokens of each trajectory under the reference."""
-        ...
-
-
-class AdaptersOff:
-    """The policy without its adapters, evaluated when needed."""
-
-    def __init__(self, policy: Policy, learner: Learner):
-        self._policy, self._learner = policy, learner
-
-    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        with self._policy.peft.disable_adapter():
-            return self._learner.score(trajectories)
 
 
 class Precomputed:

@@ -34,10 +34,11 @@ from lemma.rollouts import Rollouts
 from lemma.rollouts.journal_files import tidy
 from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
 from lemma.runs.stage import Stage
+from lemma.stages.reference import ModelReference, ReferenceModel
 from lemma.stages.reinforcement.lag import lag_metrics
-from lemma.stages.reinforcement.rl_metrics import credited_metrics, rollout_metrics
+from lemma.stages.reinforcement.rl_metrics import credited_metrics, rollout_metrics, update_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from lemma.stages.reinforcement.rl_parts import Reference, RlParts, open_speaking, prepare_parts
+from lemma.stages.reinforcement.rl_parts import RlParts, open_speaking, prepare_parts
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
@@ -64,7 +65,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
             reports, notes = learn(stage, options, parts, step, batch)
-            if parts.reference is not None:
+            if isinstance(parts.reference, ModelReference):
                 parts.reference.after(step)
             if notes is not None and is_leader():
                 background.submit(partial(notes.write, roller.folder.with_name(FOLDER), step, batch))
@@ -147,7 +148,7 @@ def add_scores(
     groups: Sequence[Group],
     algorithm: Algorithm,
     learner: Learner,
-    reference: Reference | None,
+    reference: ReferenceModel | None,
     critic: Learner | None,
 ) -> None:
     """Scores of the tokens by the learner, the reference and the critic, before the first update on them."""
@@ -157,8 +158,7 @@ def add_scores(
     if algorithm.needs_old:
         write_tokens("old", trajectories, learner.score(trajectories))
     if reference is not None:
-        with reference.asked() as other:
-            write_tokens("reference", trajectories, learner.score(trajectories, other))
+        write_tokens("reference", trajectories, reference.scores(trajectories))
     if critic is not None:
         write_tokens("value", trajectories, critic.score(trajectories, output="values"))
 
@@ -211,27 +211,6 @@ def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequenc
     drawn = sorted(batch, key=lambda group: group.trajectories[0].group_id)
     shuffled = permutation(len(drawn), stage.seed, stage.name, "mini-batches", step, epoch)
     return [[drawn[i] for i in sorted(part.tolist())] for part in np.array_split(shuffled, count)]
-
-
-def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Means over the updates of a step; maxima if the name says so."""
-    values = {
-        "updates": float(len(reports)),
-        "loss": _mean([r.loss for r in reports]),
-        "grad_norm": _mean([r.grad_norm for r in reports]),
-        "trained_tokens": float(sum(r.trained_tokens for r in reports)),
-        "packs": float(sum(r.packs for r in reports)),
-        "updated": _mean([float(r.updated) for r in reports]),
-    }
-    for name in sorted({name for report in reports for name in report.metrics}):
-        known = [report.metrics[name] for report in reports if name in report.metrics]
-        values[name] = max(known) if name.endswith("/max") else _mean(known)
-    # Engine and learner have the same weights only at the first update.
-    return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def check_engine(

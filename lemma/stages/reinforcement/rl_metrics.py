@@ -1,4 +1,4 @@
-"""The metrics of an RL step, from its samples and groups."""
+"""The metrics of an RL step, from its samples, groups and updates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from lemma.algorithms import Algorithm, rewards_of
 from lemma.core.types import Group
+from lemma.learning.learner import StepReport
 from lemma.rewards import Scored, distributions
 from lemma.rollouts import Episode, Rollouts
 
@@ -68,6 +69,23 @@ def credited_metrics(algorithm: Algorithm, batch: Sequence[Group]) -> dict[str, 
     credited = np.concatenate([np.zeros(0), *map(algorithm.credited, batch)])
     given = np.concatenate([np.zeros(0), *map(rewards_of, batch)])
     return {} if np.array_equal(credited, given) else {"reward/credited": float(credited.mean())}
+
+
+def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Means over the updates of a step; maxima if the name says so."""
+    values = {
+        "updates": float(len(reports)),
+        "loss": _mean([r.loss for r in reports]),
+        "grad_norm": _mean([r.grad_norm for r in reports]),
+        "trained_tokens": float(sum(r.trained_tokens for r in reports)),
+        "packs": float(sum(r.packs for r in reports)),
+        "updated": _mean([float(r.updated) for r in reports]),
+    }
+    for name in sorted({name for report in reports for name in report.metrics}):
+        known = [report.metrics[name] for report in reports if name in report.metrics]
+        values[name] = max(known) if name.endswith("/max") else _mean(known)
+    # Engine and learner have the same weights only at the first update.
+    return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
 
 
 def _surprisal(samples: Sequence[Episode]) -> float:

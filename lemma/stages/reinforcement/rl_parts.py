@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lemma.algorithms import Algorithm, AlgorithmState
@@ -16,8 +15,7 @@ from lemma.rollouts import Judge, ProblemOrder, Roller, Task
 from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage, Stateful
 from lemma.stages.building import check_tokens, stage_critic, stage_learner, stage_policy, switch_dropout_off
-from lemma.stages.reference import SecondModel
-from lemma.stages.reference_options import ReferenceModelOptions
+from lemma.stages.reference import AdaptersOff, ModelReference, live_reference
 from lemma.stages.reinforcement.diagnosis import Diagnosis
 from lemma.stages.reinforcement.lag import Ahead, Flying, corrected, make_ahead
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
@@ -41,7 +39,7 @@ class RlParts:
     ahead: Ahead | Flying
     learner: Learner
     critic: Learner | None
-    reference: Reference | None
+    reference: AdaptersOff | ModelReference | None
     diagnosis: Diagnosis
     benchmarks: RlBenchmarks
     data: str
@@ -71,6 +69,9 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     order = ProblemOrder(tasks, stage.seed, stage.name)
     updates = total * algorithm.updates
     budget = fit_budget(stage, policy, options.batch, options.optim, with_engine=True)
+    learner = stage_learner(
+        stage, policy, options.optim, budget, updates, seed=stage.seed, temperature=options.rollout.temperature
+    )
     parts = RlParts(
         policy=policy,
         algorithm=algorithm,
@@ -80,11 +81,11 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         total=total,
         order=order,
         ahead=make_ahead(options, order, total),
-        learner=stage_learner(
-            stage, policy, options.optim, budget, updates, seed=stage.seed, temperature=options.rollout.temperature
-        ),
+        learner=learner,
         critic=make_critic(stage, options, updates, budget, policy) if algorithm.needs_critic else None,
-        reference=Reference(stage, policy, options.reference_model) if algorithm.needs_reference else None,
+        reference=(
+            live_reference(stage, policy, learner, options.reference_model) if algorithm.needs_reference else None
+        ),
         diagnosis=Diagnosis(options, max_tokens, stage.warn, stage.taught_in),
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
         data=digest_of(tasks, max_tokens),
@@ -142,25 +143,3 @@ def make_critic(stage: Stage, options: ReinforcementOptions, updates: int, budge
     switch_dropout_off(critic.module, stage)
     optim = options.optim if rate is None else options.optim.model_copy(update={"lr": rate})
     return stage_learner(stage, critic, optim, budget, updates, seed=stage.seed)
-
-
-class Reference:
-    """The policy without its adapter, or a second model, which is frozen or follows the policy."""
-
-    def __init__(self, stage: Stage, policy: Policy, options: ReferenceModelOptions | None = None):
-        self.policy = policy
-        is_second = options is not None or not policy.is_adapter
-        self.second = SecondModel(stage, policy, options) if is_second else None
-
-    @contextlib.contextmanager
-    def asked(self) -> Iterator[Policy]:
-        if self.second is not None:
-            yield self.second.model
-        else:
-            with self.policy.peft.disable_adapter():
-                yield self.policy
-
-    def after(self, step: int) -> None:
-        """Follow the policy where that is asked for."""
-        if self.second is not None:
-            self.second.after(step)
