@@ -99,7 +99,7 @@ def watched(watch: Watch) -> list[contextlib.AbstractContextManager[Any]]:
     from lemma.stages.reinforcement import rl_loop
     from lemma.stages.reinforcement.diagnosis import Diagnosis
 
-    def who_scores(learner: Learner, trajectories: Any, policy: Any = None) -> str:
+    def who_scores(learner: Learner, trajectories: Any, policy: Any = None, **named: Any) -> str:
         return "values" if isinstance(learner.policy, Critic) else "old_logprobs" if policy is None else "reference"
 
     def who_learns(learner: Learner, *arguments: Any, **named: Any) -> str:

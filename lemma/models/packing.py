@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from lemma.models.sharing import Sharing, families, family_size, rows_of, shared
 BUCKET_RATIO = 1.25
 
 
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(array: np.ndarray, device: torch.device, kind: torch.dtype | None = None) -> torch.Tensor:
     """A copy there. From page-locked memory, so that the host does not wait for what the device does now."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = tensor if kind is None else tensor.to(kind)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -50,7 +52,7 @@ class Segments:
     borders_B1: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        borders = to_device(torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32), self.device)
+        borders = to_device(np.cumsum([0, *self.lengths], dtype=np.int32), self.device)
         object.__setattr__(self, "longest", max(self.lengths))
         object.__setattr__(self, "borders_B1", borders)
 
@@ -129,9 +131,7 @@ class TokenBatch:
         targets = np.flatnonzero(mask_K)
         sequence_K = np.repeat(np.arange(len(chosen)), lengths)
 
-        def put(array: np.ndarray, kind: torch.dtype = torch.int64) -> torch.Tensor:
-            return to_device(torch.from_numpy(np.ascontiguousarray(array)).to(kind), device)
-
+        put = partial(to_device, device=device, kind=torch.int64)
         first_T = rows_K = np.arange(len(mask_K))
         segments = Segments(lengths, device)
         if len(related) < len(lengths):
@@ -147,11 +147,12 @@ class TokenBatch:
             sequence_N=put(sequence_K[targets]),
             group_B=put(np.array([t.group_id for t in chosen])),
             index_B=tuple(indices),
-            token_fields={name: put(_token_field(name, chosen)[targets], dtype) for name in chosen[0].token_fields},
-            fields={name: put(np.array([t.fields[name] for t in chosen]), dtype) for name in chosen[0].fields},
+            token_fields={
+                name: put(_token_field(name, chosen)[targets], kind=dtype) for name in chosen[0].token_fields
+            },
+            fields={name: put(np.array([t.fields[name] for t in chosen]), kind=dtype) for name in chosen[0].fields},
             model_inputs={
-                name: to_device(torch.from_numpy(np.concatenate(parts)), device)
-                for name, parts in _model_inputs(chosen).items()
+                name: to_device(np.concatenate(parts), device) for name, parts in _model_inputs(chosen).items()
             },
         )
 
@@ -236,7 +237,7 @@ def copy_together(arrays: list[np.ndarray], device: torch.device) -> list[torch.
     here = np.empty(end, dtype=np.uint8)
     for array, start in zip(arrays, starts, strict=True):
         here[start : start + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
-    there = to_device(torch.from_numpy(here), device)
+    there = to_device(here, device)
     return [
         there[start : start + array.nbytes].view(_TYPES[array.dtype.str]).view(array.shape)
         for array, start in zip(arrays, starts, strict=True)

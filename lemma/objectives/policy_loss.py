@@ -104,7 +104,8 @@ class PolicyLoss:
         if self.entropy != 0.0:
             bonus_N = terms.entropy_N if self.top_entropy == 1.0 or keep_N is None else terms.entropy_N * keep_N
             value = value - self.entropy * bonus_N.sum() / max(terms.totals.tokens, 1.0)
-        return Loss(value, metrics | self._metrics(terms, ratio_N.detach(), old_N), _maxima(terms, ratio_N, old_N))
+        measured, maxima = self._measured(terms, ratio_N.detach(), old_N)
+        return Loss(value, metrics | measured, maxima)
 
     def _kept(self, terms: LossInputs, old_N: torch.Tensor) -> torch.Tensor | None:
         """1 where the policy term is kept; None if it is kept everywhere."""
@@ -119,13 +120,19 @@ class PolicyLoss:
             keep_N = near_N if keep_N is None else keep_N & near_N
         return keep_N
 
-    def _metrics(self, terms: LossInputs, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, Ratio]:
+    def _measured(
+        self, terms: LossInputs, ratio_N: torch.Tensor, old_N: torch.Tensor
+    ) -> tuple[dict[str, Ratio], dict[str, torch.Tensor]]:
+        """Means, and maxima, which nothing has none of."""
         metrics: dict[str, Ratio] = {"surprisal": _mean(-terms.logprobs_N)}
+        maxima: dict[str, torch.Tensor] = {}
         if "entropy" in terms.outputs:
             metrics["entropy"] = _mean(terms.entropy_N)
         if "sampler_logprobs" in terms.tokens:
-            metrics["mismatch/mean"] = _mean(mismatch(terms, old_N))
+            maxima["mismatch/max"] = gap_N = mismatch(terms, old_N)
+            metrics["mismatch/mean"] = _mean(gap_N)
         if "old" in terms.tokens:
+            maxima["ratio/max"] = ratio_N
             metrics["ratio/mean"] = _mean(ratio_N)
             metrics["kl/old"] = _mean(kl_estimate("k3", old_N, terms.logprobs_N))
             clipped = dict(self.surrogate.clipped(ratio_N, terms.tokens["advantage"]))
@@ -135,7 +142,7 @@ class PolicyLoss:
                 metrics[f"clip/{name}"] = self._share(terms, clipped_N.to(ratio_N.dtype))
         if isinstance(self.surrogate, GammaWeight):
             metrics["weight/mean"] = self._share(terms, self.surrogate.weight(ratio_N, terms.tokens["advantage"]))
-        return metrics
+        return metrics, {name: values_N.max() for name, values_N in maxima.items() if len(values_N)}
 
     def _share(self, terms: LossInputs, values_N: torch.Tensor) -> Ratio:
         """The mean over the units that have their own ratio: tokens, turns or sequences."""
@@ -175,15 +182,6 @@ def _summed(values_N: torch.Tensor, place_N: torch.Tensor) -> torch.Tensor:
 
 def _mean(values_N: torch.Tensor) -> Ratio:
     return values_N.detach().sum(), float(len(values_N))
-
-
-def _maxima(terms: LossInputs, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, torch.Tensor]:
-    maxima: dict[str, torch.Tensor] = {}
-    if len(ratio_N) and "old" in terms.tokens:
-        maxima["ratio/max"] = ratio_N.detach().max()
-    if len(ratio_N) and "sampler_logprobs" in terms.tokens:
-        maxima["mismatch/max"] = mismatch(terms, old_N).max()
-    return maxima
 
 
 class Surrogate:

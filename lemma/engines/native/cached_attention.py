@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -65,7 +66,7 @@ class Cache:
         if not copies:
             return
         layers, slots, heads, dim = self.shape
-        pairs = to_device(torch.tensor(copies).T.contiguous(), self._device)
+        pairs = to_device(np.array(copies).T, self._device)
         views = [x.view(layers, slots // self.block, self.block * heads * dim) for x in (self.keys, self.values)]
         at_once = max(1, COPIED // views[0][:, 0].nbytes)
         for start in range(0, len(copies), at_once):
