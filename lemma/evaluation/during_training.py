@@ -12,8 +12,7 @@ from lemma.core.events import Sink, silent
 from lemma.core.ranks import is_leader
 from lemma.engines.protocol import Engine
 from lemma.evaluation.benchmarks import Loaded
-from lemma.evaluation.eval_options import EvalOptions
-from lemma.evaluation.eval_settings import EvalSettings
+from lemma.evaluation.eval_settings import EvalOptions, EvalSettings
 from lemma.evaluation.evaluator import evaluate, load_all
 from lemma.evaluation.in_environment import has_gold, is_scored_by
 from lemma.evaluation.metrics import mean_over_benchmarks

@@ -7,7 +7,7 @@ from typing import Any
 
 from lemma.core.types import Problem
 from lemma.engines.protocol import Engine
-from lemma.evaluation.eval_options import BETTER_WHEN_HIGHER, EvalOptions
+from lemma.evaluation.eval_settings import BETTER_WHEN_HIGHER, EvalOptions
 from lemma.evaluation.in_environment import has_gold, is_scored_by
 from lemma.formats import Format
 from lemma.models.policy import Policy
