@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -138,6 +139,11 @@ class EvalSettings(Measuring):
         return cls(**{name: getattr(options, name) for name in Measuring.model_fields}, **more)
 
     @property
+    def is_scored_by_environment(self) -> bool:
+        """Whether the environment itself says what was a success, and no grader does."""
+        return self.environment is not None and bool(self.environment.is_scored_by_itself)
+
+    @property
     def said(self) -> dict[str, Any]:
         """What differs from the defaults: a setting that is added one day changes no name that is made of this."""
         return {name: getattr(self, name) for name in sorted(self.model_fields_set) if self._differs(name)}
@@ -167,3 +173,29 @@ def _not_measured(metric: str, front: str, kind: str, sizes: list[int]) -> str:
     else:
         instead = f"write {', '.join(f'{front}{kind}@{size}' for size in sizes)}, or other `samples`"
     return f"eval.metric is '{metric}', which is not measured with this number of samples; {instead}"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """`options` of the command, and the number of samples of benchmarks that are measured otherwise than ours."""
+
+    options: dict[str, Any]
+    samples: dict[str, int] = field(default_factory=dict)
+
+    def of(self, benchmark: Benchmark) -> Benchmark:
+        """The benchmark as this evaluation measures it."""
+        if benchmark.name not in self.samples:
+            return benchmark
+        return benchmark.model_copy(update={"samples": self.samples[benchmark.name]})
+
+
+PRESETS: dict[str, Preset] = {
+    # Temperature 0.6 also for one sample; AIME and AMC are avg@32, which are our own defaults; the rest is pass@1.
+    "luffy": Preset({"temperature": 0.6, "top_p": 1.0, "max_tokens": 8192}, {"gpqa_diamond": 1}),
+}
+
+
+def find_preset(name: str) -> Preset:
+    if name not in PRESETS:
+        raise UserError(f"there is no preset '{name}'", fix=nearest(name, PRESETS))
+    return PRESETS[name]
