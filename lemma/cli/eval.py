@@ -120,16 +120,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Benchmark], engine: EngineName) -> int:
     """Measure, alone or with the other ranks; the first one shows the numbers."""
+    from lemma.api.checkpoint_model import model_at
     from lemma.api.evaluate_call import evaluation_task, measure
     from lemma.core.events import silent
-    from lemma.core.ranks import is_leader
+    from lemma.core.ranks import is_leader, leader_first
     from lemma.evaluation.lenient import hints
     from lemma.reporting.console import Console
 
+    with leader_first("the model of a checkpoint"):
+        model = model_at(args.model, args.checkpoint)
     console = Console(sys.stderr)
     task = evaluation_task(
-        args.model, list(wanted), settings, args.environment, args.device or "auto", engine,
-        checkpoint=args.checkpoint, out=args.out, sink=console if is_leader() else silent, more=[args.preset or ""],
+        model, wanted, settings, args.environment, args.device or "auto", engine,
+        out=args.out, sink=console if is_leader() else silent, more=[args.preset or ""],
     )  # fmt: skip
     if not is_leader():
         measure(task, silent)
