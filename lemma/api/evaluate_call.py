@@ -73,13 +73,14 @@ def evaluate(
     measured in place of the final model. Results go into `out`, by default a folder
     below `evaluations/` that belongs to these arguments.
     """
+    from lemma.api.checkpoint_model import model_at
+
     check_not_imported("lemma.evaluate")
     told = checked_settings(settings)
     wanted = [benchmarks] if isinstance(benchmarks, str | Mapping) or hasattr(benchmarks, "source") else benchmarks
-    task = evaluation_task(
-        str(model), list(wanted), told, settings.get("environment"), device, engine,  # type: ignore[arg-type]
-        checkpoint=None if checkpoint is None else str(checkpoint), out=out, sink=sink,
-    )  # fmt: skip
+    model = model_at(str(model), None if checkpoint is None else str(checkpoint))
+    named = settings.get("environment")
+    task = evaluation_task(model, list(wanted), told, named, device, engine, out=out, sink=sink)  # type: ignore[arg-type]
     return measure(task, sink)
 
 
@@ -100,24 +101,20 @@ class EvalTask:
 
 def evaluation_task(
     model: str,
-    benchmarks: list[Wanted],
+    benchmarks: Sequence[Wanted],
     settings: EvalSettings,
     environment: Any,
     device: Device,
     engine: EngineName,
     *,
-    checkpoint: str | None = None,
     out: str | Path | None = None,
     sink: Sink = silent,
     more: Sequence[str] = (),
 ) -> EvalTask:
-    """Export the checkpoint and load the benchmarks. `environment` is how it was named; `more` belongs to the name of
+    """Load the benchmarks. `environment` is how it was named; `more` belongs to the name of
     the folder where none is given. Of several ranks, all must call this alike."""
-    from lemma.api.checkpoint_model import model_at
     from lemma.evaluation.questions import load_all, wanted_of
 
-    with leader_first("the model of a checkpoint"):
-        model = model_at(model, checkpoint)
     settings = as_in_run(settings, environment, model, sink)
     with leader_first("loading the benchmarks"):  # what it downloads, the others find
         loaded = load_all(wanted_of(benchmarks, settings), settings)

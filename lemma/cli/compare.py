@@ -5,28 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lemma.cli.parser import Parser, named
-from lemma.cli.run_comparison import are_runs, print_comparison
+from lemma.cli.parser import Parser, named, program
 from lemma.core.errors import UserError
-
-if TYPE_CHECKING:
-    from lemma.evaluation.comparison import Change, Comparison, EvalResult
-    from lemma.evaluation.eval_row import EvalRow
-
-    Score = Callable[[EvalRow], float]
 
 DESCRIPTION = """\
 Compare two evaluations problem by problem: the difference with its 95% interval, the p-value of the exact sign-flip
 test (McNemar's for one sample a problem), problems gained and lost, and the verdict in words. A and B are folders that
 `lemma eval` wrote; numbers of samples may differ. Where both are runs: the options in which their recipes differ, where
 their curves ended, and their evaluations of the same name."""
-LONGEST = 1500
-"""Characters of a text that are shown."""
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -45,10 +34,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if are_runs(args.first, args.second):
-        return print_comparison(args.first, args.second, args.json)
+    if _are_runs(args.first, args.second):
+        return _compare_runs(args.first, args.second, args.json)
     from lemma.core.files import write_whole
-    from lemma.evaluation.comparison import METRICS, compare, read_evaluation
+    from lemma.evaluation.comparison import METRICS, changes_of, compare, in_words, read_evaluation, shown_change
 
     if args.show < 0:
         raise UserError(f"--show is {args.show}", fix="write 0 or more")
@@ -57,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     comparison = compare(first, second, wanted)
     print(f"A: {first.name}\nB: {second.name}\n")
     for row in [*comparison.rows, *([comparison.mean] if comparison.mean else [])]:
-        print(_lines(row))
-        for what, change in _ends(row, args.show):
-            print(_shown(what, change, row.benchmark, first, second, METRICS[args.metric]))
+        print(in_words(row))
+        for what, change in changes_of(row, args.show):
+            print(shown_change(what, change, row.benchmark, first, second, METRICS[args.metric]))
     for doubt in comparison.doubts:
         print(f"lemma: warning: {doubt}", file=sys.stderr)
     if args.json is not None:
@@ -70,40 +59,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(row: Comparison) -> str:
-    test = row.test
-    return (
-        f"{row.benchmark}: {row.words}\n"
-        f"    A {100 * test.first:.1f}%, B {100 * test.second:.1f}% on {test.problems:,} problems; "
-        f"B gains {test.gained:,} and loses {test.lost:,}"
-    )
+def _are_runs(first: Path, second: Path) -> bool:
+    """Whether both are folders of runs; a run against an evaluation is refused."""
+    from lemma.reports.run_state import is_run
+
+    which = [is_run(first), is_run(second)]
+    if any(which) and not all(which):
+        run, other = (first, second) if which[0] else (second, first)
+        kept = run / "evaluations"
+        where = f"those of the run are in {kept}" if kept.is_dir() else f"make one with `{program()} eval {run}`"
+        raise UserError(f"{run} is a run and {other} is none", fix=f"compare two runs, or two evaluations: {where}")
+    return all(which)
 
 
-def _ends(row: Comparison, count: int) -> list[tuple[str, Change]]:
-    gained = [change for change in row.changes if change.second > change.first][:count]
-    lost = [change for change in row.changes if change.second < change.first][::-1][:count]
-    return [(what, change) for what, changes in (("gained", gained), ("lost", lost)) for change in changes]
+def _compare_runs(first: Path, second: Path, to: Path | None) -> int:
+    from lemma.core.files import write_whole
+    from lemma.reports.compare_runs import compare_runs
+    from lemma.reports.run_reader import open_runs
 
-
-def _shown(what: str, change: Change, benchmark: str, first: EvalResult, second: EvalResult, score: Score) -> str:
-    """A problem on which the two differ: the question, the gold and an answer of each."""
-    golds = " or ".join(first.golds[benchmark][change.problem])
-    lines = [
-        f"\n{what} {change.problem}: A {change.first:.0%}, B {change.second:.0%}; the answer is {golds}",
-        *_indented("question", first.questions[benchmark][change.problem]),
-    ]
-    best, worst = (max, min) if change.first > change.second else (min, max)
-    for name, evaluation, choose in (("A", first, best), ("B", second, worst)):
-        rows = evaluation.samples[benchmark][change.problem]
-        row = choose(rows, key=score)
-        lines += _indented(f"{name}, {row.verdict}, read as {row.extracted}", row.completion)
-    return "\n".join(lines)
-
-
-def _indented(title: str, text: str) -> list[str]:
-    """A title and a text below it; of a long text the beginning and the end."""
-    text = text.strip()
-    if len(text) > LONGEST:
-        left_out = len(text) - LONGEST
-        text = f"{text[: LONGEST // 3]}\n[... {left_out:,} characters ...]\n{text[-2 * LONGEST // 3 :]}"
-    return [f"    {title}:", *(f"        {line}" for line in text.splitlines())]
+    comparison = compare_runs(*open_runs([first, second]))
+    print(f"A: {first}\nB: {second}\n")
+    print("\n".join(comparison.in_words()))
+    for doubt in comparison.doubts:
+        print(f"lemma: warning: {doubt}", file=sys.stderr)
+    print(f"\n`{program()} report {first} {second}` shows the curves over each other.")
+    if to is not None:
+        content = {"a": str(first), "b": str(second), **asdict(comparison)}
+        write_whole(to, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return 0

@@ -83,7 +83,7 @@ def _how_to_read(name: str, field: FieldInfo) -> dict[str, Any]:
 def _names() -> str:
     from lemma.environments import ENVIRONMENTS
     from lemma.evaluation.benchmarks import BENCHMARKS
-    from lemma.evaluation.presets import PRESETS
+    from lemma.evaluation.eval_settings import PRESETS
     from lemma.formats import FORMATS
     from lemma.grading.compat import COMPAT
 
@@ -99,16 +99,17 @@ def run(args: argparse.Namespace) -> int:
         _check_rescore(args)
         return _rescore(args)
     from lemma.cluster.rank_program import is_a_rank, on_ranks, on_ray
-    from lemma.evaluation.presets import Preset, find_preset
+    from lemma.evaluation.eval_settings import find_preset
 
-    preset = Preset({}) if args.preset is None else find_preset(args.preset)
+    preset = None if args.preset is None else find_preset(args.preset)
     _check(args)
     from lemma.api.evaluate_call import checked_settings
     from lemma.evaluation.benchmarks import find_benchmark
 
     given = {name: getattr(args, name) for name in EvalSettings.model_fields if getattr(args, name) is not None}
-    settings = checked_settings({**preset.options, **given}, _option)
-    wanted = [preset.of(find_benchmark(one)) for one in named(args.benchmarks or "")]
+    settings = checked_settings(given if preset is None else {**preset.options, **given}, _option)
+    wanted = [find_benchmark(one) for one in named(args.benchmarks or "")]
+    wanted = wanted if preset is None else [preset.of(one) for one in wanted]
     engine: EngineName = args.engine or "native"
     if args.ray and not is_a_rank():
         return on_ray([word for word in args.arguments if word != "--ray"], args.ranks, args.device, engine)
@@ -119,16 +120,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Benchmark], engine: EngineName) -> int:
     """Measure, alone or with the other ranks; the first one shows the numbers."""
+    from lemma.api.checkpoint_model import model_at
     from lemma.api.evaluate_call import evaluation_task, measure
     from lemma.core.events import silent
-    from lemma.core.ranks import is_leader
+    from lemma.core.ranks import is_leader, leader_first
     from lemma.evaluation.lenient import hints
     from lemma.reporting.console import Console
 
+    with leader_first("the model of a checkpoint"):
+        model = model_at(args.model, args.checkpoint)
     console = Console(sys.stderr)
     task = evaluation_task(
-        args.model, list(wanted), settings, args.environment, args.device or "auto", engine,
-        checkpoint=args.checkpoint, out=args.out, sink=console if is_leader() else silent, more=[args.preset or ""],
+        model, wanted, settings, args.environment, args.device or "auto", engine,
+        out=args.out, sink=console if is_leader() else silent, more=[args.preset or ""],
     )  # fmt: skip
     if not is_leader():
         measure(task, silent)

@@ -165,10 +165,15 @@ def _stream(asker: Asker, request: Request) -> Completion:
     words = Words(asker.policy.tokenizer, asker.ends, sys.stdout)
     engine = asker.engine
     engine.submit(replace(request, stream=engine.streams_tokens))
-    while not engine.finished:
-        engine.work()
-        while engine.streams_tokens and engine.new_tokens:
-            words.hear(engine.new_tokens.popleft().ids)
+    try:
+        while not engine.finished:
+            engine.work()
+            while engine.streams_tokens and engine.new_tokens:
+                words.hear(engine.new_tokens.popleft().ids)
+    except BaseException:  # what was broken off is not the answer to the next question
+        engine.drop([request.key])
+        engine.new_tokens.clear()
+        raise
     completion = engine.finished.popleft()
     if not engine.streams_tokens:
         words.hear(completion.ids)

@@ -69,7 +69,7 @@ def _options_help() -> str:
 def run(args: argparse.Namespace) -> int:
     from lemma.cluster.rank_program import end_with_launcher, is_a_rank, ranks_here, train_on_ranks
     from lemma.recipe import load_recipe
-    from lemma.runs.stage_refusals import check_flying, check_split
+    from lemma.runs.run_checks import check_flying, check_split
 
     end_with_launcher()
     if args.speakers is not None:

@@ -35,7 +35,8 @@ def load_values(
 
 def _validated(kind: type[Kind], document: Document, overrides: Sequence[str]) -> Kind:
     written = copy.deepcopy(document.data)
-    apply(document, overrides, kind)
+    if overrides:
+        apply(document, overrides, kind)
     try:
         return kind.model_validate(document.data)
     except ValidationError as error:

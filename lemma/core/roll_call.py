@@ -35,8 +35,6 @@ def check_alike(mine: Mapping[str, str], whose: str = "") -> None:
 def roll_call(folder: Path, option: str) -> None:
     """Refuse a folder that machines do not share or cannot write to; `option` is where it is named. What was not there
     before is not there after a refusal. Every rank must call this alike."""
-    if world_size() == 1:
-        return
     token = from_leader(lambda: secrets.token_hex(8), PLACE)
     made: list[Path] = []
 

@@ -21,6 +21,8 @@ METRICS: dict[str, Callable[[EvalRow], float]] = {
 episode whose environment could not tell is left out, as in the evaluation's own accuracy."""
 
 Scores = dict[str, list[float]]
+# Characters of a text that are shown.
+LONGEST = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +203,45 @@ def _changes(
         if sum(a) / len(a) != sum(b) / len(b)
     ]
     return tuple(sorted(changes, key=lambda change: (change.first - change.second, change.problem)))
+
+
+def in_words(row: Comparison) -> str:
+    test = row.test
+    return (
+        f"{row.benchmark}: {row.words}\n"
+        f"    A {100 * test.first:.1f}%, B {100 * test.second:.1f}% on {test.problems:,} problems; "
+        f"B gains {test.gained:,} and loses {test.lost:,}"
+    )
+
+
+def changes_of(row: Comparison, count: int) -> list[tuple[str, Change]]:
+    """So many of the problems gained and lost, the largest changes first."""
+    gained = [change for change in row.changes if change.second > change.first][:count]
+    lost = [change for change in row.changes if change.second < change.first][::-1][:count]
+    return [(what, change) for what, changes in (("gained", gained), ("lost", lost)) for change in changes]
+
+
+def shown_change(
+    what: str, change: Change, benchmark: str, first: EvalResult, second: EvalResult, score: Callable[[EvalRow], float]
+) -> str:
+    """A problem on which the two differ: the question, the gold and an answer of each."""
+    golds = " or ".join(first.golds[benchmark][change.problem])
+    lines = [
+        f"\n{what} {change.problem}: A {change.first:.0%}, B {change.second:.0%}; the answer is {golds}",
+        *_indented("question", first.questions[benchmark][change.problem]),
+    ]
+    best, worst = (max, min) if change.first > change.second else (min, max)
+    for name, evaluation, choose in (("A", first, best), ("B", second, worst)):
+        rows = evaluation.samples[benchmark][change.problem]
+        row = choose(rows, key=score)
+        lines += _indented(f"{name}, {row.verdict}, read as {row.extracted}", row.completion)
+    return "\n".join(lines)
+
+
+def _indented(title: str, text: str) -> list[str]:
+    """A title and a text below it; of a long text the beginning and the end."""
+    text = text.strip()
+    if len(text) > LONGEST:
+        left_out = len(text) - LONGEST
+        text = f"{text[: LONGEST // 3]}\n[... {left_out:,} characters ...]\n{text[-2 * LONGEST // 3 :]}"
+    return [f"    {title}:", *(f"        {line}" for line in text.splitlines())]

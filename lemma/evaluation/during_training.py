@@ -12,10 +12,9 @@ from lemma.core.events import Sink, silent
 from lemma.core.ranks import is_leader
 from lemma.engines.protocol import Engine
 from lemma.evaluation.benchmarks import Loaded
-from lemma.evaluation.eval_options import EvalOptions
-from lemma.evaluation.eval_settings import EvalSettings
+from lemma.evaluation.eval_settings import EvalOptions, EvalSettings
 from lemma.evaluation.evaluator import evaluate, load_all
-from lemma.evaluation.in_environment import has_gold, is_scored_by
+from lemma.evaluation.in_environment import has_gold
 from lemma.evaluation.metrics import mean_over_benchmarks
 from lemma.evaluation.questions import prepare
 from lemma.evaluation.results import Report
@@ -92,7 +91,7 @@ class StageEvaluator:
     @property
     def _without_gold(self) -> tuple[str, ...]:
         """How the names of numbers begin that say nothing: accuracies where nothing can be right."""
-        if is_scored_by(self.settings.environment):
+        if self.settings.is_scored_by_environment:
             return ()
         names = [one.name for one in self._benchmarks if not has_gold(one.problems)]
         return tuple(f"{name}/{kind}_accuracy" for name in names for kind in ("answer", "lenient"))

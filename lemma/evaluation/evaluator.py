@@ -30,7 +30,7 @@ from lemma.evaluation.eval_folder import alone_in, claim
 from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.eval_samples import BenchmarkJudge, Place, journals_in, open_worlds, sample
 from lemma.evaluation.eval_settings import OURS, EvalSettings
-from lemma.evaluation.in_environment import in_settings, is_scored_by, measures_of
+from lemma.evaluation.in_environment import in_settings, measures_of
 from lemma.evaluation.lenient import add_lenient
 from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
 from lemma.evaluation.questions import Asked, Wanted, load_all, prepare
@@ -85,7 +85,8 @@ def evaluate(
         if from_leader(begin, "the folder of an evaluation"):
             report = _from_leader(lambda: read_report(folder))
         else:
-            roll_call(folder, option)
+            if world_size() > 1:
+                roll_call(folder, option)
             report = _evaluate(engine, policy, asked, settings, identity, folder, rewards, service, sink)
         for path in journals_in(folder) if is_leader() else ():
             path.unlink()
@@ -123,7 +124,7 @@ def _evaluate(
         if policy.device.type != "cpu" and written:
             used.start()  # where the engine leaves the cores alone, starting hides behind it
         if written:
-            usual = EnvironmentReward() if is_scored_by(settings.environment) else Accuracy()
+            usual = EnvironmentReward() if settings.is_scored_by_environment else Accuracy()
             judge = BenchmarkJudge(written, rewards or [usual], policy.tokenizer, used)
             rows |= sample(engine, written, judge, open_worlds(written, policy, settings), folder, sink)
             begun = judge.lenient

@@ -35,11 +35,6 @@ def own_problems(environment: EnvironmentOptions | None, benchmark: Benchmark) -
     return list(problems)
 
 
-def is_scored_by(environment: EnvironmentOptions | None) -> bool:
-    """Whether the environment itself says what was a success, and no grader does."""
-    return environment is not None and environment.is_scored_by_itself
-
-
 def has_gold(problems: Sequence[Problem]) -> bool:
     """Whether a grader can tell anything about the answers to these."""
     return any(problem.golds for problem in problems)
@@ -51,7 +46,7 @@ def in_settings(environment: EnvironmentOptions) -> dict[str, Any]:
     files = outside_files(environment)
     if files:
         settings["environment_hash"] = content_id([path.read_text(encoding="utf-8") for path in files])
-    return settings | ({"scoring": "environment"} if is_scored_by(environment) else {})
+    return settings | ({"scoring": "environment"} if environment.is_scored_by_itself else {})
 
 
 def measures_of(

@@ -14,7 +14,7 @@ from lemma.engines.stop_strings import ends_of
 from lemma.environments.openings import opened_all
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT, Benchmark, Loaded, find_benchmark, load_parts
 from lemma.evaluation.eval_settings import EvalSettings
-from lemma.evaluation.in_environment import is_scored_by, own_benchmark, own_problems
+from lemma.evaluation.in_environment import own_benchmark, own_problems
 from lemma.evaluation.shots import STOP, Shots, ShotsAs, load_shots, prompt_with
 from lemma.formats import Format, make_format
 from lemma.formats.encode import encode_texts
@@ -77,7 +77,7 @@ def _load(benchmark: Benchmark, settings: EvalSettings) -> list[Loaded]:
         benchmark,
         limit=settings.limit,
         data_dir=settings.data_dir,
-        to_grade=not is_scored_by(environment),
+        to_grade=not settings.is_scored_by_environment,
         given=own_problems(environment, benchmark) if benchmark.source == OF_ENVIRONMENT else None,
     )
     if benchmark.scoring == "likelihood":

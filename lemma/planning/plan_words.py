@@ -19,12 +19,14 @@ from lemma.planning.data_amounts import Amount
 from lemma.planning.prompt_words import prompts_in_words
 from lemma.planning.stage_memory import config_file, memory_in_words, read_config
 from lemma.recipe import Recipe, load_recipe
-from lemma.rollouts.journal_files import BYTES_A_TOKEN
-from lemma.rollouts.token_notes import BYTES_A_TOKEN as NOTED
 from lemma.runs.run_options import StageOptions, stage_before
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
+
+# Of a token of English in a compressed journal: id, log-probability and text; and in the notes of a step, where engine
+# and learner round differently and the step makes several updates. Both are measured.
+JOURNAL_BYTES, NOTES_BYTES = 9, 4
 
 
 def run_in_words(folder: Path) -> str:
@@ -203,7 +205,7 @@ def _environment(environment: EnvironmentOptions) -> list[str]:
 
 def _journal(stage: ReinforcementOptions) -> str:
     """What the samples take on disk at most: where responses are shorter, or fewer problems are drawn, it is less."""
-    token, steps = BYTES_A_TOKEN + NOTED * stage.journal.notes, stage.journal.steps
+    token, steps = JOURNAL_BYTES + NOTES_BYTES * stage.journal.notes, stage.journal.steps
     samples = stage.batch.problems * (1 + stage.rounds) * stage.algorithm.group_size
     kept = "samples of all steps stay" if steps is None else f"the newest {steps} steps stay"
     if stage.rollout.max_tokens is None:

@@ -17,7 +17,7 @@ from lemma.planning.plan_words import describe
 from lemma.planning.prompt_words import unused_template
 from lemma.planning.stage_memory import config_file, head_size, memory_warnings
 from lemma.recipe import Recipe
-from lemma.runs.inputs import check_inputs
+from lemma.runs.run_checks import check_inputs
 
 
 @dataclass

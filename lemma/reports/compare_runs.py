@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
+from lemma.reporting.console import number
 from lemma.reports.curves import Curves, Number
 from lemma.reports.page_data import differences
 from lemma.reports.run_reader import RunReader
@@ -28,6 +30,8 @@ COMPARED = (
 )
 # A curve's end is its mean over this share of the steps that both runs have.
 END_SHARE = 0.1
+# Characters of an option's value that are shown.
+LONGEST_VALUE = 80
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,29 @@ class ComparedRuns:
     curves: list[CurveEnds]
     evaluations: list[dict[str, Any]]
     doubts: list[str] = field(default_factory=list)
+
+    def in_words(self) -> Iterator[str]:
+        """The lines that a terminal shows."""
+        yield "Options that differ:"
+        for one in self.options:
+            first, second = (shorten(value, LONGEST_VALUE, placeholder=" ...") for value in one["values"])
+            yield f"  {one['key']}: {first} in A, {second} in B"
+        if not self.options:
+            yield "  none"
+        stage = ""
+        for end in self.curves:
+            if end.stage != stage:
+                stage = end.stage
+                yield f"\nStage {stage}, mean of the last tenth of {end.last_step} steps:"
+            yield f"  {end.name:<18} A {number(end.first):>9}   B {number(end.second):>9}"
+        if self.evaluations:
+            yield "\nEvaluations, problem by problem:"
+        for row in self.evaluations:
+            yield f"  {row['benchmark']} ({row['b']} against {row['a']}): {row['words']}"
+            yield (
+                f"    A {100 * row['first']:.1f}%, B {100 * row['second']:.1f}% on {row['problems']:,} problems; "
+                f"B gains {row['gained']:,} and loses {row['lost']:,}"
+            )
 
 
 def compare_runs(first: RunReader, second: RunReader) -> ComparedRuns:

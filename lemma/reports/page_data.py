@@ -10,7 +10,7 @@ import yaml
 
 from lemma.core.leaves import in_yaml, leaves
 from lemma.core.version import lemma_version
-from lemma.reports.planned_memory import planned_gib
+from lemma.planning.planned_memory import planned_gib
 from lemma.reports.run_reader import RunReader
 from lemma.reports.shown_evaluations import Comparisons, evaluation_rows, pairs_between, pairs_within
 from lemma.runs.card_contamination import read_record

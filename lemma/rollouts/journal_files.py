@@ -14,8 +14,6 @@ from lemma.core.files import write_whole
 COMPRESSED = ".gz"
 # Tokens and their log-probabilities are close to random: a higher level takes longer and saves next to nothing.
 LEVEL = 3
-# Of a compressed journal: id, log-probability and text of a sampled token of English, measured.
-BYTES_A_TOKEN = 9
 NAME = re.compile(r"step-(\d+)(?:\.slot-\d+)?\.jsonl(\.gz)?")
 
 

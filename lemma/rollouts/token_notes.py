@@ -23,8 +23,6 @@ from lemma.core.types import Group, Trajectory
 
 FOLDER = "notes"
 NAME = re.compile(r"step-(\d+)\.npz")
-# Of a compressed file where engine and learner round differently and a step makes several updates, measured.
-BYTES_A_TOKEN = 4
 # Differences below this are rounding of the engine and the learner; without them files are smaller.
 DIGITS = 4
 

@@ -25,12 +25,11 @@ from lemma.models.load_model import pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
 from lemma.runs.fitted import what_to_split
-from lemma.runs.inputs import check_inputs
 from lemma.runs.lengthening import lengthen
+from lemma.runs.run_checks import check_flying, check_inputs, check_split, split_refusal
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import RunOptions, StageOptions, stage_before, taught_in
 from lemma.runs.stage import Stage
-from lemma.runs.stage_refusals import check_flying, check_split, split_refusal
 from lemma.runs.stopping import Stopped, StopSignal
 
 

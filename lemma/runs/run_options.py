@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
-from lemma.evaluation.eval_options import EvalOptions
+from lemma.evaluation.eval_settings import EvalOptions
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, CheckpointOptions, OptimOptions
 from lemma.models.memory import MemoryPlan, Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision

@@ -13,7 +13,7 @@ from lemma.engines.protocol import Engine
 from lemma.environments import EnvironmentOptions
 from lemma.evaluation.benchmarks import Benchmark, Loaded, unique
 from lemma.evaluation.during_training import StageEvaluator
-from lemma.evaluation.eval_options import EvalOptions
+from lemma.evaluation.eval_settings import EvalOptions
 from lemma.formats import Format
 from lemma.models.policy import Policy
 from lemma.rewards import Reward

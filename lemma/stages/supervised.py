@@ -21,7 +21,7 @@ from lemma.data.held_out import split_share
 from lemma.data.load_rows import filter_by_length, load_demonstrations
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
-from lemma.formats.played import encode_learnt
+from lemma.formats.turns import encode_learnt
 from lemma.learning.learner import StepReport
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood

@@ -96,7 +96,7 @@ def evaluated(folder: Path) -> str:
     from lemma.engines import make_engine
     from lemma.engines.engine_options import NativeOptions
     from lemma.evaluation.during_training import StageEvaluator
-    from lemma.evaluation.eval_options import EvalOptions
+    from lemma.evaluation.eval_settings import EvalOptions
     from lemma.formats import make_format
 
     policy = tiny_policy()

@@ -28,7 +28,7 @@ from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood, Objective
 from lemma.objectives.value import ClippedValueLoss
 from lemma.recipe import Recipe
-from lemma.runs.stage_refusals import check_split
+from lemma.runs.run_checks import check_split
 from tests.cluster.crew import Crew
 from tests.cluster.forked import Forked, lemma_rank
 from tests.cluster.test_rl_ranks import ALGORITHMS

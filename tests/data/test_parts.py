@@ -11,9 +11,8 @@ from datasets.arrow_reader import ReadInstruction
 from pydantic import ValidationError
 
 from lemma.core.errors import UserError
-from lemma.data.data_options import DataOptions
+from lemma.data.data_options import DataOptions, part_of
 from lemma.data.load_rows import load_problems
-from lemma.data.parts import part_of
 
 PARTS = ["train", "train[:50%]", "train[50%:]", "train[3:7]", "train[-20%:]", "train[:-4]", "train[-3:]", "train[9:]",
          "train[10%:90%]", "train[:33%]", "train[:100]"]  # fmt: skip

@@ -26,7 +26,7 @@ from lemma.engines import open_engine
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Completion, Request
 from lemma.evaluation.eval_folder import claim
-from lemma.evaluation.eval_options import EvalOptions
+from lemma.evaluation.eval_settings import EvalOptions
 from lemma.evaluation.evaluator import EvalSettings, evaluate
 from lemma.evaluation.rescore import rescore
 from lemma.evaluation.results import VERSION, read_report

@@ -11,8 +11,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.evaluation.benchmarks import BENCHMARKS, Benchmark, load_parts
 from lemma.evaluation.during_training import StageEvaluator
-from lemma.evaluation.eval_options import EvalOptions
-from lemma.evaluation.presets import PRESETS, find_preset
+from lemma.evaluation.eval_settings import PRESETS, EvalOptions, find_preset
 from lemma.formats import make_format
 from lemma.models.load_model import load_policy
 

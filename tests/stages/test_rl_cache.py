@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 
 from lemma.core.ranks import RankWorld, joined
 from lemma.models.model_options import ModelOptions
-from lemma.stages.reinforcement import speaking
+from lemma.runs import fitted
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 SEVEN = Qwen2Config(
@@ -22,7 +22,7 @@ SEVEN = Qwen2Config(
 
 def tokens(monkeypatch: pytest.MonkeyPatch, ranks: int, shard: str) -> int:
     """Of a million that are wanted on GPUs of 141 GiB, in full training of a 7B model."""
-    monkeypatch.setattr(speaking, "bytes_per_token", lambda policy: 57344)
+    monkeypatch.setattr(fitted, "bytes_per_token", lambda policy: 57344)
     properties = SimpleNamespace(total_memory=141 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     policy: Any = SimpleNamespace(
@@ -31,10 +31,10 @@ def tokens(monkeypatch: pytest.MonkeyPatch, ranks: int, shard: str) -> int:
     stage: Any = SimpleNamespace(model=ModelOptions(path="seven", precision="bf16"), shard=shard)
     options = ReinforcementOptions.model_validate({"algorithm": {"name": "grpo"}, "data": {"source": "arithmetic"}})
     with joined(RankWorld(0, ranks, ranks)):
-        return speaking.cache_tokens(stage, options, policy, 1_000_000, 8192)
+        return fitted.cache_tokens(stage, options, policy, 1_000_000, 8192)
 
 
 def test_a_split_optimiser_leaves_room_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = tokens(monkeypatch, 1, "none")
-    assert alone == speaking.BLOCK, "18 bytes for each of 7.6 billion parameters leave nothing"
+    assert alone == fitted.BLOCK, "18 bytes for each of 7.6 billion parameters leave nothing"
     assert 400_000 < tokens(monkeypatch, 8, "optimiser") < tokens(monkeypatch, 64, "optimiser")

@@ -19,6 +19,7 @@ from lemma.core.events import Awaited, Measured, Progressed, Said, StageEnded, S
 from lemma.core.types import Trajectory
 from lemma.data.load_rows import load_demonstrations
 from lemma.formats.encode import encode_demonstration, pack_documents
+from lemma.learning.learner import Learner
 from lemma.models.load_model import build_policy
 from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import Recipe
@@ -121,7 +122,7 @@ def seen_by(
     """The batches and the held-out trajectories of a run, which it keeps to itself otherwise."""
     batches: list[list[Trajectory]] = []
     held_out: list[Trajectory] = []
-    step, evaluate = supervised.Learner.step, supervised.Learner.evaluate
+    step, evaluate = Learner.step, Learner.evaluate
 
     def watched_step(self: Any, items: Sequence[Trajectory], objective: Any) -> Any:
         batches.append(list(items))
@@ -131,8 +132,8 @@ def seen_by(
         held_out[:] = items
         return evaluate(self, items, objective)
 
-    monkeypatch.setattr(supervised.Learner, "step", watched_step)
-    monkeypatch.setattr(supervised.Learner, "evaluate", watched_evaluate)
+    monkeypatch.setattr(Learner, "step", watched_step)
+    monkeypatch.setattr(Learner, "evaluate", watched_evaluate)
     assert world.train(recipe) == 0
     return batches, held_out
 

@@ -7,7 +7,7 @@ from lemma.core.types import Demonstration, Problem
 from lemma.data.load_rows import GRADED, load_problems, load_rows
 from lemma.data.readers import Item, problem_of
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT
-from lemma.formats.played import first_asked
+from lemma.formats.turns import first_asked
 from lemma.rewards.combine import labels
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 

@@ -23,7 +23,7 @@ from lemma.environments import EnvironmentOptions
 from lemma.environments.openings import opened_all
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
-from lemma.formats.played import first_asked, said_ids
+from lemma.formats.turns import first_asked, said_ids
 from lemma.models.policy import Policy
 from lemma.rollouts import Task
 from lemma.runs.stage import Stage

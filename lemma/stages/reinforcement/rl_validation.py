@@ -7,8 +7,8 @@ from typing import Any
 
 from lemma.core.types import Problem
 from lemma.engines.protocol import Engine
-from lemma.evaluation.eval_options import BETTER_WHEN_HIGHER, EvalOptions
-from lemma.evaluation.in_environment import has_gold, is_scored_by
+from lemma.evaluation.eval_settings import BETTER_WHEN_HIGHER, EvalOptions
+from lemma.evaluation.in_environment import has_gold
 from lemma.formats import Format
 from lemma.models.policy import Policy
 from lemma.runs.stage import Stage
@@ -34,7 +34,7 @@ class RlBenchmarks:
         self._parts = [self._benchmarks]
         if held_out:
             own = validation_options(options, max_tokens)
-            if own.metric == "answer_accuracy" and not (is_scored_by(environment) or has_gold(held_out)):
+            if own.metric == "answer_accuracy" and not (options.environment.is_scored_by_itself or has_gold(held_out)):
                 own = own.model_copy(update={"metric": "reward"})
             self._parts.append(StageBenchmarks(stage, own, fmt, policy, held_out=held_out, **how))
 
