@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
+from lemma.core.descendants import end_session
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome, Problem
-from lemma.environments.process_session import end_session
 
 END_SECONDS = 5.0
 # Generous, since a process imports the agent's file before it is ready.

@@ -1,44 +1,14 @@
-"""Orders and answers as bytes: length-prefixed JSON. Nothing that a model wrote is ever unpickled."""
+"""Orders and answers as messages between processes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Reply, Utterance
 from lemma.environments.room import Opening, WorldAnswer, WorldOrder
-
-LENGTH = 4
-# Maximum length of a frame; anything longer is not one of ours.
-MOST = 2**28
-
-
-class NotAFrame(Exception):
-    """Bytes that are not one of our frames."""
-
-
-def pack(content: Any) -> bytes:
-    data = json.dumps(content, default=_plain).encode()
-    return len(data).to_bytes(LENGTH, "big") + data
-
-
-def unpack(buffer: bytearray) -> Iterator[Any]:
-    """Every complete frame at the start of the buffer, which is removed from it."""
-    while len(buffer) >= LENGTH:
-        length = int.from_bytes(buffer[:LENGTH], "big")
-        if length > MOST:
-            raise NotAFrame
-        if len(buffer) < LENGTH + length:
-            return
-        data = bytes(buffer[LENGTH : LENGTH + length])
-        del buffer[: LENGTH + length]
-        try:
-            yield json.loads(data)
-        except ValueError as error:
-            raise NotAFrame from error
 
 
 def order_to_wire(order: WorldOrder) -> dict[str, Any]:
@@ -62,7 +32,7 @@ def order_from_wire(row: Mapping[str, Any]) -> WorldOrder:
         None if said is None else _utterance(said),
         None
         if opening is None
-        else Opening(_problem(opening["problem"]), opening["seed"], tuple(map(_utterance, opening["said"]))),
+        else Opening(problem_from(opening["problem"]), opening["seed"], tuple(map(_utterance, opening["said"]))),
     )
 
 
@@ -76,15 +46,12 @@ def answer_to_wire(answer: WorldAnswer) -> dict[str, Any]:
 
 
 def answer_from_wire(row: Mapping[str, Any]) -> WorldAnswer:
-    try:
-        value = row["value"]
-        if isinstance(value, list):
-            value = tuple(_of_part(one) for one in value)
-        elif isinstance(value, dict):
-            value = _of_part(value)
-        return WorldAnswer(row["world"], row["kind"], value, row["seconds"])
-    except (KeyError, TypeError) as error:
-        raise NotAFrame from error
+    value = row["value"]
+    if isinstance(value, list):
+        value = tuple(_of_part(one) for one in value)
+    elif isinstance(value, dict):
+        value = _of_part(value)
+    return WorldAnswer(row["world"], row["kind"], value, row["seconds"])
 
 
 def _part(value: Reply | Outcome | Message) -> dict[str, Any]:
@@ -103,12 +70,7 @@ def _utterance(row: Mapping[str, Any]) -> Utterance:
     return Utterance(row["text"], row["finish"], row["code"], tuple(row["tool_calls"]), row["answer"])
 
 
-def _problem(row: Mapping[str, Any]) -> Problem:
+def problem_from(row: Mapping[str, Any]) -> Problem:
     messages = tuple(Message(one["role"], one["content"], one["more"]) for one in row["messages"])
     tuples = {name: tuple(row[name]) for name in ("golds", "choices", "traces")}
     return Problem(**{**row, **tuples, "messages": messages})
-
-
-def _plain(value: Any) -> Any:
-    """What JSON cannot encode: numpy arrays and numbers become lists and numbers, everything else a string."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

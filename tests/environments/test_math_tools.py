@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lemma.children.child_frames import pack, unpack
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.engines.protocol import Request, Sampling
@@ -29,8 +30,6 @@ from lemma.environments.order_frames import (
     answer_to_wire,
     order_from_wire,
     order_to_wire,
-    pack,
-    unpack,
 )
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.room import WorldAnswer, WorldOrder
