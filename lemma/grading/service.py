@@ -20,8 +20,9 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
+from lemma.children import ChildGone
 from lemma.grading.grader import PendingGrade, quick, unread
-from lemma.grading.process import Worker, WorkerStopped
+from lemma.grading.process import START_SECONDS, GradingProcess
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.tasks import PROBE, CompatTask, GradingTask, key_of, message_of
 from lemma.grading.verdict import Kind, Verdict, best_of
@@ -74,7 +75,7 @@ class GradingService:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[GradingTask | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._live: dict[int, Worker] = {}
+        self._live: dict[int, GradingProcess] = {}
         self._waiting: dict[Hashable, GradingTask] = {}
         self._late = 0
         self._closed = self._ended = False
@@ -189,19 +190,19 @@ class GradingService:
             while not self._work(place, task):
                 pass
             if place not in self._live and not self._closed:  # Others take the next task while this one starts again.
-                with suppress(WorkerStopped, OSError):
-                    self._ready_worker(place)
+                with suppress(ChildGone, OSError):
+                    self._worker(place, 1)
         self._drop(place)
 
     def _work(self, place: int, task: GradingTask) -> bool:
         """Process a task; returns whether it is done, or is to be tried again after its worker was lost."""
         try:
             worker = self._worker(place)
-        except (WorkerStopped, OSError):
+        except (ChildGone, OSError):
             self._finish(task, task.unknown, keep=False)
             return True
         try:
-            worker.send([message_of(task.question)], self.wall_seconds)
+            worker.tell(message_of(task.question), self.wall_seconds)
             begin = perf_counter()
             answer = self._answer(worker)
             task.seconds = perf_counter() - begin
@@ -211,7 +212,7 @@ class GradingService:
                 self._blame(place, task, answer)
             else:
                 self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
-        except (WorkerStopped, OSError):
+        except (ChildGone, OSError):
             task.lost += 1
             if self._lose(place, worker):
                 self._blame(place, task, {"overrun": "cpu"})
@@ -221,9 +222,9 @@ class GradingService:
                 return False
         return True
 
-    def _answer(self, worker: Worker) -> dict[str, Any]:
+    def _answer(self, worker: GradingProcess) -> dict[str, Any]:
         """A worker's answer; while it is late, another worker may start for what waits behind it."""
-        if worker.answers_within(_SOON):
+        if worker.speaks_within(_SOON):
             return worker.receive(self.wall_seconds)
         with self._lock:
             self._late += 1
@@ -240,7 +241,7 @@ class GradingService:
         if not self._closed and len(self._threads) < self.workers + min(self._late, _SPARE):
             self._add_thread()
 
-    def _lose(self, place: int, worker: Worker) -> bool:
+    def _lose(self, place: int, worker: GradingProcess) -> bool:
         """Drop a worker that died or is stuck; returns whether its task had used up its CPU time."""
         own = worker.hit_cpu_limit()
         self._drop(place)
@@ -274,12 +275,12 @@ class GradingService:
         for _ in range(_TRIES):
             try:
                 worker = self._worker(place)
-            except (WorkerStopped, OSError):
+            except (ChildGone, OSError):
                 break
             try:
-                worker.send([message], self.wall_seconds)
+                worker.tell(message, self.wall_seconds)
                 return worker.receive(self.wall_seconds)
-            except (WorkerStopped, OSError):
+            except (ChildGone, OSError):
                 if self._lose(place, worker):
                     return {"overrun": "cpu"}
         return None
@@ -298,31 +299,30 @@ class GradingService:
         score = None if alone is None else alone.get("score")
         self._finish(task, score, keep=alone is not None and "trouble" not in alone)
 
-    def _worker(self, place: int) -> Worker:
+    def _worker(self, place: int, tries: int = _TRIES) -> GradingProcess:
         """A worker that is ready; raises if none can be started."""
-        for _ in range(_TRIES - 1):
-            with suppress(WorkerStopped):
-                return self._ready_worker(place)
-        return self._ready_worker(place)
-
-    def _ready_worker(self, place: int) -> Worker:
         worker = self._live.get(place)
-        if worker is None or worker.process.poll() is not None:
+        if worker is None or not worker.is_alive:
             self._drop(place)
             worker = self._live[place] = self._new_worker()
-        worker.wait_until_ready()
+        try:
+            worker.wait_until_ready(START_SECONDS)
+        except ChildGone:
+            if tries > 1:
+                return self._worker(place, tries - 1)
+            raise
         return worker
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(self) -> GradingProcess:
         if self._ended:
-            raise WorkerStopped("the service has ended")
+            raise ChildGone("the service has ended")
         self.counts["started"] += 1
-        return Worker(self.cpu_seconds, self.megabytes)
+        return GradingProcess(self.cpu_seconds, self.megabytes)
 
     def _drop(self, place: int) -> None:
         worker = self._live.pop(place, None)
         if worker is not None:
-            worker.kill()
+            worker.end()
 
     def _finish(self, task: GradingTask, outcome: Any, keep: bool = True) -> None:
         key, is_verdict = key_of(task.question), isinstance(task.question, PendingGrade)
