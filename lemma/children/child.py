@@ -158,7 +158,7 @@ class Child:
 
         def pass_on() -> None:
             is_open = True
-            with suppress(OSError, ChildGone):
+            with suppress(OSError, ValueError, ChildGone):  # it was ended meanwhile
                 while is_open and _is_ready(self.hearing, select.POLLIN, None):
                     is_open = self._fill()
                     for message in self._messages():
