@@ -179,6 +179,9 @@ HOSTILE: dict[str, tuple[str, str]] = {
         "import ctypes; ctypes.CDLL(None, use_errno=True).syscall(57), ctypes.get_errno()", "(-1, "),
     "breaks the interpreter": ("import ctypes; ctypes.string_at(0)", "ended its interpreter"),
     "leaves": ("import os; os._exit(0)", "ended its interpreter"),
+    "answers with what is deep": (
+        "import os\nfor f in range(64):\n try: os.write(f, b'\\0\\1\\0\\0' + b'[' * 65536)\n except OSError: pass",
+        "ended its"),
     "answers for it": (
         "import os\nfor f in range(64):\n try: os.write(f, b'{}\\n')\n except OSError: pass", "ended its"),
 }  # fmt: skip
@@ -244,7 +247,8 @@ def test_huge_and_odd_output_is_cut_and_readable(sandbox: Sandbox) -> None:
 
 def test_a_program_that_answers_for_itself_and_reads_no_orders_is_stopped() -> None:
     box = Sandbox(SandboxLimits(seconds=1.0, packages=False))
-    forged = 'for f in range(3, 64):\n  try: os.write(f, b\'{"output": "mine"}\\n\')\n  except OSError: pass'
+    message = pack({"output": "mine"})
+    forged = f"for f in range(3, 64):\n  try: os.write(f, {message!r})\n  except OSError: pass"
     code = f"import os, threading\ndef f():\n {forged}\nthreading.Timer(0.2, f).start()\nwhile True: pass"
     assert box.run(code) == "mine"
     assert box.run("x = '" + "a" * 300_000 + "'").startswith("The program was stopped")
@@ -269,7 +273,7 @@ import os, signal, sys, threading
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 box = Sandbox(SandboxLimits(seconds=60, packages=False))
 box.run("1")
-print(box._process.pid, flush=True)
+print(box._child.process.pid, flush=True)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
 box.run("import signal\\nwhile True: pass")
 """
