@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from lemma.children.child_frames import LENGTH, MOST, NotAFrame, pack, unpack
+from lemma.children.child_frames import MOST, NotAFrame, pack, unpack
 from lemma.core.descendants import end_session
 
 # Bytes of a child's stderr that are kept, bytes read for an error message, and characters that the message shows.
@@ -189,13 +189,11 @@ class Child:
     def _fill(self) -> bool:
         """Take what is in the pipe; whether more can come."""
         try:
-            while data := os.read(self.hearing, 2**20):
-                self._in += data
-                if len(self._in) > self._longest + LENGTH:  # no more than a message at a time
-                    return True
+            data = os.read(self.hearing, 2**16)
         except BlockingIOError:
             return True
-        return False
+        self._in += data
+        return bool(data)
 
     def _messages(self) -> Iterator[Any]:
         if self._own_stderr is not None and os.fstat(self._own_stderr.fileno()).st_size > MOST_KEPT:

@@ -31,7 +31,7 @@ class Channel:
     prints goes to stderr."""
 
     def __init__(self) -> None:
-        self._in, self._out = os.dup(0), os.dup(1)
+        self._in, self._out = os.fdopen(os.dup(0), "rb"), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -41,7 +41,7 @@ class Channel:
     def receive(self) -> Any:
         """The next message; None when the parent has closed its end."""
         try:
-            return receive(lambda count: os.read(self._in, count))
+            return receive(self._in.read)
         except EOFError:
             return None
 

@@ -105,7 +105,7 @@ def run(code: str, names: dict, most: int) -> str:
 
 def serve(settings: dict, kind: str, missing: str, folder: str) -> None:
     """Run programs one at a time, in one namespace."""
-    orders, answers = os.dup(0), os.dup(1)
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -122,7 +122,7 @@ def serve(settings: dict, kind: str, missing: str, folder: str) -> None:
     held = "" if unfiltered or kind == "none" else kind
     send(answers, {"confined": held, "missing": "; ".join(filter(None, (missing, unfiltered)))})
     while True:
-        order = child_frames.receive(lambda count: os.read(orders, count))
+        order = child_frames.receive(orders.read)
         said = run(order["code"], names, settings["output"])
         send(answers, {"output": said.encode("utf-8", "backslashreplace").decode("utf-8")})
 
