@@ -7,6 +7,7 @@ second and everything that was started there.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import select
 import signal
@@ -14,11 +15,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 from lemma.children.child_frames import pack, receive
-from lemma.core.descendants import PAUSE_SECONDS, adopt_orphans, end_descendants, fork, reap
+from lemma.core.descendants import adopt_orphans, end_descendants, fork, reap
 
 PR_SET_PDEATHSIG = 1
 # Time in which a worker may end by itself once the parent is gone, and seconds between checks for that.
@@ -53,61 +53,41 @@ class Channel:
                 data = data[os.write(self._out, data) :]
 
 
-class Watcher:
-    """Waits for the end of a worker, or for a reason to kill it. Signals wake it up."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent, self._is_asked = parent, False
-        self._woken, wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        adopt_orphans()
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._is_asked = True
-
-    def watch(self, child: int) -> int:
-        """Wait until the worker has ended, the parent asks for the end, or the parent is gone and the worker's time is
-        over. Kills everything that is left; returns the worker's exit status."""
-        poll = select.poll()
-        poll.register(0, 0)  # reports only that the other end was closed
-        poll.register(self._woken, select.POLLIN)
-        closing = status = None
-        while (status := reap(child)) is None and not self._is_asked:
-            if closing is None:
-                events = dict(poll.poll(LOOK_SECONDS * 1000))
-                with suppress(BlockingIOError):
-                    os.read(self._woken, 4096)
-                if 0 in events or os.getppid() != self._parent:
-                    closing = time.monotonic() + CLOSING_SECONDS
-            elif time.monotonic() > closing:
-                break
-            else:
-                time.sleep(PAUSE_SECONDS)
-        if status is None:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            status = os.waitpid(child, 0)[1]
-        end_descendants()
-        return status
-
-
 def watched(parent: int) -> int:
-    """Go on in a process of its own, with its own group and default signals, whose parent this one is; the first
-    process never returns."""
-    watcher, own = Watcher(parent), os.getpid()
-    child = fork()
-    if child:
-        os.close(1)
-        os._exit(os.waitstatus_to_exitcode(watcher.watch(child)) & 0xFF)
-    os.setpgid(0, 0)
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return own
+    """Go on in a process of its own, with its own group and default signals, whose parent this one is. This one waits
+    until that has ended, the parent asks for the end, or the parent is gone and the time for closing is over; then it
+    kills everything that is left."""
+    asked: list[int] = []
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    adopt_orphans()
+    own, child = os.getpid(), fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return own
+    os.close(1)
+    poll, until = select.poll(), math.inf
+    poll.register(0, 0)  # reports only that the other end was closed
+    poll.register(woken, select.POLLIN)
+    while (status := reap(child)) is None and not asked and time.monotonic() < until:
+        events = dict(poll.poll(LOOK_SECONDS * 1000))
+        with suppress(BlockingIOError):
+            os.read(woken, 4096)
+        if until == math.inf and (0 in events or os.getppid() != parent):
+            until = time.monotonic() + CLOSING_SECONDS
+            poll.unregister(0)
+    if status is None:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    end_descendants()
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def end_with(parent: int) -> None:

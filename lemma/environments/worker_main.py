@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from lemma.children.child_main import Channel
 from lemma.environments import ENVIRONMENTS
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.order_frames import answer_to_wire, order_from_wire
+from lemma.environments.order_frames import order_from
 from lemma.environments.room import Room, WorldOrder
 
 
@@ -33,11 +34,11 @@ def serve(channel: Channel) -> None:
     channel.send({"ready": os.getpid()})
 
     def perform(order: WorldOrder) -> None:
-        room.perform(order, lambda answer: channel.send(answer_to_wire(answer)))
+        room.perform(order, lambda answer: channel.send(asdict(answer)))
 
     threads = ThreadPoolExecutor(first["at_once"]) if first["at_once"] > 1 else None
     while (row := channel.receive()) is not None:
-        order = order_from_wire(row)
+        order = order_from(row)
         if threads is None:
             perform(order)
         else:

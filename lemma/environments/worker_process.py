@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from lemma.children import ChildGone, PythonChild
 from lemma.children.child_frames import pack
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.order_frames import answer_from_wire, order_to_wire
+from lemma.environments.order_frames import answer_from
 from lemma.environments.room import WorldAnswer, WorldOrder
 
 WorkerLost = ChildGone
@@ -31,11 +32,11 @@ class WorkerProcess(PythonChild):
         )
 
     def send(self, order: WorldOrder) -> None:
-        super().send(order_to_wire(order))
+        super().send(asdict(order))
 
     def read(self) -> Iterator[WorldAnswer]:
         """The answers that have arrived."""
         try:
-            yield from map(answer_from_wire, super().read())
+            yield from map(answer_from, super().read())
         except (KeyError, TypeError) as error:
             raise ChildGone("it wrote what is no answer") from error

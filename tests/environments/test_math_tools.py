@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,13 @@ from hypothesis import strategies as st
 
 from lemma.children.child_frames import pack, unpack
 from lemma.core.errors import UserError
-from lemma.core.types import Message, Problem
+from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Request, Sampling
 from lemma.environments import Reply, Utterance
 from lemma.environments.calculator import calculator
-from lemma.environments.order_frames import (
-    answer_from_wire,
-    answer_to_wire,
-    order_from_wire,
-    order_to_wire,
-)
+from lemma.environments.order_frames import answer_from, order_from
 from lemma.environments.python_tool import PythonTools
-from lemma.environments.room import WorldAnswer, WorldOrder
+from lemma.environments.room import Opening, WorldAnswer, WorldOrder
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
@@ -352,9 +348,15 @@ def test_the_grader_judges_the_last_turn() -> None:
 
 def test_calls_and_results_travel_to_workers_and_back() -> None:
     said = Utterance("x", "length", "y = 1", ({"name": "python", "arguments": {"code": "é"}}, {"error": "no"}), "7")
-    order = WorldOrder(1, "step", said)
-    (row,) = unpack(bytearray(pack(order_to_wire(order))))
-    assert order_from_wire(row) == order
-    answer = WorldAnswer(1, "given", Reply("a\nb", results=("a", "b")))
-    (row,) = unpack(bytearray(pack(answer_to_wire(answer))))
-    assert answer_from_wire(row) == answer
+    problem = Problem((Message("user", "?", {"name": "eva"}),), ("5",), id="p", choices=("a", "b"))
+    for order in (WorldOrder(1, "step", said), WorldOrder(1, "reset", None, Opening(problem, 3, (said,)))):
+        (row,) = unpack(bytearray(pack(asdict(order))))
+        assert order_from(row) == order
+    reply, message = Reply("a\nb", results=("a", "b")), Message("user", "hm", {"k": [1]})
+    for kind, value in [
+        ("given", reply), ("given", Outcome(1.0, True)), ("given", (message,)), ("given", ()),
+        ("replayed", (reply, reply)), ("error", "why"),
+    ]:  # fmt: skip
+        answer = WorldAnswer(1, kind, value, 0.5)
+        (row,) = unpack(bytearray(pack(asdict(answer))))
+        assert answer_from(row) == answer
