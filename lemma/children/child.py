@@ -19,6 +19,7 @@ from typing import IO, Any
 from lemma.children.child_frames import MOST, NotAFrame, pack, unpack
 from lemma.core.descendants import end_session
 
+MAIN = "lemma.children.child_main"
 # Bytes of a child's stderr that are kept, bytes read for an error message, and characters that the message shows.
 MOST_KEPT, LAST_BYTES, SHOWN = 2**20, 2**14, 300
 
@@ -96,6 +97,7 @@ class Child:
     def write(self) -> None:
         """Write as much as the pipe accepts now."""
         assert self.process.stdin is not None
+        self._trim_stderr()
         try:
             while self.out:
                 if self.process.stdin.closed:  # the number may be another file's by now
@@ -188,6 +190,7 @@ class Child:
 
     def _fill(self) -> bool:
         """Take what is in the pipe; whether more can come."""
+        self._trim_stderr()
         try:
             data = os.read(self.hearing, 2**16)
         except BlockingIOError:
@@ -195,9 +198,11 @@ class Child:
         self._in += data
         return bool(data)
 
-    def _messages(self) -> Iterator[Any]:
-        if self._own_stderr is not None and os.fstat(self._own_stderr.fileno()).st_size > MOST_KEPT:
+    def _trim_stderr(self) -> None:
+        if self._own_stderr and not self._own_stderr.closed and os.fstat(self._own_stderr.fileno()).st_size > MOST_KEPT:
             self._own_stderr.truncate(0)
+
+    def _messages(self) -> Iterator[Any]:
         try:
             yield from unpack(self._in, self._longest)
         except NotAFrame as error:
@@ -218,12 +223,9 @@ class Child:
 
     def ask_to_end(self) -> None:
         """Begin to end it, and wait for nothing."""
-        assert self.process.stdin is not None and self.process.stdout is not None
         if self.process.returncode is None:
             self.cpu_at_end = self.cpu_seconds()
-        for pipe in (self.process.stdin,) if self._is_listened_to else (self.process.stdin, self.process.stdout):
-            with suppress(OSError):
-                pipe.close()
+        self._close_pipes()
         if self._end_by is not None:
             self.process.send_signal(self._end_by)
 
@@ -245,11 +247,14 @@ class Child:
 
     def forget(self) -> None:
         """In a forked process: close the pipes, and leave the child to its parent."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        for pipe in (self.process.stdin, self.process.stdout):
-            with suppress(OSError):
-                pipe.close()
+        self._close_pipes()
         self.process.returncode = 0
+
+    def _close_pipes(self) -> None:
+        for pipe in (self.process.stdin, None if self._is_listened_to else self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
 
 class PythonChild(Child):
@@ -264,15 +269,7 @@ class PythonChild(Child):
         self, place: str, *, is_watched: bool = True, stderr: IO[bytes] | None = None, is_patient: bool = False
     ):
         super().__init__(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "lemma.children.child_main",
-                place,
-                str(os.getpid()),
-                *["watched"] * is_watched,
-            ],
+            [sys.executable, "-P", "-m", MAIN, place, str(os.getpid()), *["watched"] * is_watched],
             # The order of sets must be the same in a worker that replaces this one.
             env={
                 **os.environ,

@@ -31,7 +31,7 @@ class Channel:
     prints goes to stderr."""
 
     def __init__(self) -> None:
-        self._in, self._out = os.fdopen(os.dup(0), "rb"), os.dup(1)
+        self._in, self._out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -47,10 +47,10 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """From any thread; nothing happens if the parent is gone."""
-        data = memoryview(pack(message))
+        data = pack(message)
         with self._lock, suppress(BrokenPipeError):
-            while data:
-                data = data[os.write(self._out, data) :]
+            self._out.write(data)
+            self._out.flush()
 
 
 def watched(parent: int) -> int:

@@ -47,11 +47,11 @@ def perform(channel, order):
         case "shout":
             sys.stderr.write("x" * 3_000_000)
         case "nonsense":
-            os.write(channel._out, b"\\xff" * 99)
+            os.write(channel._out.fileno(), b"\\xff" * 99)
         case "dribble":
-            os.write(channel._out, b"\\0\\0\\xff\\xff")
+            os.write(channel._out.fileno(), b"\\0\\0\\xff\\xff")
             while True:
-                os.write(channel._out, b" ")
+                os.write(channel._out.fileno(), b" ")
                 time.sleep(0.05)
     return order
 """

@@ -130,6 +130,7 @@ def test_what_an_agent_starts_ends_with_its_process_and_what_it_prints_is_not_ke
             time.sleep(0.02)
         assert [one.outcome.reward for one in results] == [1.0]
         (worker,) = pool._workers
+        pool.look()
         assert os.fstat(worker._own_stderr.fileno()).st_size < 2**20
         stray = int((tmp_path / "stray").read_text())
         assert alive(stray)

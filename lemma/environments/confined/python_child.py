@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import BinaryIO
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(os.path.join(sys.path[-1], "..", "..", "children"))
@@ -105,7 +106,7 @@ def run(code: str, names: dict, most: int) -> str:
 
 def serve(settings: dict, kind: str, missing: str, folder: str) -> None:
     """Run programs one at a time, in one namespace."""
-    orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -122,15 +123,13 @@ def serve(settings: dict, kind: str, missing: str, folder: str) -> None:
     held = "" if unfiltered or kind == "none" else kind
     send(answers, {"confined": held, "missing": "; ".join(filter(None, (missing, unfiltered)))})
     while True:
-        order = child_frames.receive(orders.read)
-        said = run(order["code"], names, settings["output"])
+        said = run(child_frames.receive(orders.read)["code"], names, settings["output"])
         send(answers, {"output": said.encode("utf-8", "backslashreplace").decode("utf-8")})
 
 
-def send(file: int, message: dict) -> None:
-    data = child_frames.pack(message)
-    while data:
-        data = data[os.write(file, data) :]
+def send(answers: BinaryIO, message: dict) -> None:
+    answers.write(child_frames.pack(message))
+    answers.flush()
 
 
 def main() -> None:
