@@ -14,6 +14,7 @@ FILES = sorted((ROOT / "lemma").rglob("*.py"))
 # From the ground up. Rooms on one floor do not know each other, except where they are named in NEIGHBOURS.
 FLOORS = [
     {"core"},
+    {"children"},
     {"config"},
     {"data"},
     {"models", "grading"},

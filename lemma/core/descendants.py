@@ -15,6 +15,8 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 # Time limit for processes that start others while they are killed, and seconds between rounds.
 END_SECONDS, PAUSE_SECONDS = 5.0, 0.02
+# How often a session is looked through, since a process may start another while they are killed.
+ROUNDS = 5
 
 
 def adopt_orphans() -> None:
@@ -84,3 +86,23 @@ def _end_children() -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(int(child), signal.SIGKILL)
     reap(0)
+
+
+def end_session(session: int) -> None:
+    """Kill every process of a session, whatever process groups they made in it, except this one."""
+    import psutil
+
+    for _ in range(ROUNDS):
+        pids = [pid for pid in psutil.pids() if pid != os.getpid() and _session_of(pid) == session]
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            return
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None

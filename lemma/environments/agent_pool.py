@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
+from lemma.children import ChildGone, PythonChild
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome, Problem
-from lemma.environments.process_session import end_session
 
-END_SECONDS = 5.0
 # Generous, since a process imports the agent's file before it is ready.
 START_SECONDS = 300.0
-# Bytes of the agents' output that are kept without a log file, bytes read for an error message, and characters that the
-# message shows.
-MOST_KEPT, LAST_BYTES, SHOWN = 2**20, 2**14, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +30,20 @@ class AgentResult:
     lost: bool = False
 
 
-@dataclass(eq=False)
-class _Worker:
+class _Worker(PythonChild):
     """One process. `running` are agents with their time limits, which start when the process is ready; `late` are those
     that ran past theirs and have not ended. If `is_alone`, it runs a single agent."""
 
-    process: subprocess.Popen[bytes]
-    is_alone: bool = False
-    running: dict[int, float] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)
-    begun: dict[int, float] = field(default_factory=dict)
-    is_ready: bool = False
-    started: float = field(default_factory=time.monotonic)
-    _orders: SimpleQueue[bytes | None] = field(default_factory=SimpleQueue)
+    def __init__(self, is_alone: bool, log: IO[bytes] | None):
+        super().__init__("lemma.environments.agent_worker:serve", stderr=log)
+        self.is_alone = is_alone
+        self.running: dict[int, float] = {}
+        self.late: set[int] = set()
+        self.begun: dict[int, float] = {}
 
     @property
-    def age(self) -> float:
-        return time.monotonic() - self.started
+    def is_overdue(self) -> bool:
+        return not self.is_ready and time.monotonic() > self.started + START_SECONDS
 
     def overdue(self) -> list[int]:
         """Agents past their time limit."""
@@ -64,28 +52,9 @@ class _Worker:
             name for name, seconds in self.running.items() if name in self.begun and now > self.begun[name] + seconds
         ]
 
-    def send(self, row: Mapping[str, Any]) -> None:
-        self._orders.put(json.dumps(row, default=_plain).encode() + b"\n")
-
-    def speak(self) -> None:
-        """Write orders to the pipe until there are no more. The death of a worker is noticed elsewhere."""
-        assert self.process.stdin is not None
-        with suppress(OSError), self.process.stdin as pipe:
-            while (order := self._orders.get()) is not None:
-                pipe.write(order)
-                pipe.flush()
-
-    def ask_to_end(self) -> None:
-        self._orders.put(None)
-
-    def end(self) -> None:
-        """End it and all that agents have started."""
-        self.ask_to_end()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_SECONDS)
-        end_session(self.process.pid)
-        self.process.kill()
-        self.process.wait()
+    def send(self, message: Any) -> None:
+        with suppress(ChildGone):  # which is noticed elsewhere
+            super().send(message)
 
 
 class AgentPool:
@@ -95,12 +64,12 @@ class AgentPool:
     def __init__(self, settings: Mapping[str, Any], workers: int, at_once: int, log: str | None = None):
         self._settings = {**settings, "at_once": at_once}
         self._most, self._at_once = workers, at_once
-        self._printed: IO[bytes] = open(log, "ab") if log else tempfile.TemporaryFile("a+b")
+        self._log = open(log, "ab") if log else None
         self._workers: list[_Worker] = []
         self._news: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
         self.on_news: Callable[[], None] = lambda: None
         self.is_closed = False
-        self._finalizer = weakref.finalize(self, _end_all, self._workers, self._printed)
+        self._finalizer = weakref.finalize(self, _end_all, self._workers, self._log)
 
     def has_room(self, alone: bool) -> bool:
         fit = self._fit(alone)
@@ -126,13 +95,13 @@ class AgentPool:
     def look(self) -> list[AgentResult]:
         """Results of agents that ended or ran past their time limit since the last call."""
         results: list[AgentResult] = []
-        if self._printed.readable() and os.fstat(self._printed.fileno()).st_size > MOST_KEPT:
-            self._printed.truncate(0)
         with suppress(Empty):
             while True:
                 worker, row = self._news.get_nowait()
                 results += self._died(worker) if row is None else self._heard(worker, row)
         for worker in list(self._workers):
+            with suppress(ChildGone):
+                worker.write()
             for name in worker.overdue():
                 del worker.running[name]
                 worker.late.add(name)
@@ -141,7 +110,7 @@ class AgentPool:
             if (worker.late or worker.is_alone) and not worker.running:
                 self._workers.remove(worker)
                 threading.Thread(target=worker.end, daemon=True).start()
-            elif worker.process.poll() is not None or (not worker.is_ready and worker.age > START_SECONDS):
+            elif worker.is_overdue:
                 results += self._died(worker)
         return results
 
@@ -156,24 +125,21 @@ class AgentPool:
         self._finalizer()
 
     def _start(self, alone: bool) -> _Worker:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lemma.environments.agent_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._printed,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        worker = _Worker(process, alone)
-        worker.send(self._settings)
+        worker = _Worker(alone, self._log)
         self._workers.append(worker)
-        threading.Thread(target=worker.speak, daemon=True).start()
-        threading.Thread(target=_listen, args=(worker, self._news, weakref.ref(self)), daemon=True).start()
+        news, pool = self._news, weakref.ref(self)
+
+        def put(row: dict[str, Any] | None) -> None:
+            news.put((worker, row))
+            if (found := pool()) is not None:
+                found.on_news()
+
+        worker.listen(put)
+        worker.send(self._settings)
         return worker
 
     def _heard(self, worker: _Worker, row: Mapping[str, Any]) -> list[AgentResult]:
         if "ready" in row:
-            worker.is_ready = True
             worker.begun = dict.fromkeys(worker.running, time.monotonic())
             return []
         for trouble in ("fatal", "wrong"):
@@ -190,46 +156,19 @@ class AgentPool:
         if worker not in self._workers:
             return []
         self._workers.remove(worker)
+        why = worker.last_words()
         worker.end()
         if not worker.is_ready:
-            raise UserError(f"the process of the agents does not begin: {self._last_words()}", fix="repair the agent")
+            raise UserError(f"the process of the agents does not begin ({why})", fix="repair the agent")
         outcome = Outcome(None, None, "the process of the agent died")
         return [AgentResult(name, outcome, failed=True, lost=True) for name in worker.running]
 
-    def _last_words(self) -> str:
-        if not self._printed.readable():
-            return "its log says why"
-        self._printed.seek(-min(LAST_BYTES, self._printed.seek(0, os.SEEK_END)), os.SEEK_END)
-        lines = self._printed.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:SHOWN] if lines else "it said nothing"
 
-
-def _listen(worker: _Worker, news: SimpleQueue[Any], pool: weakref.ref[AgentPool]) -> None:
-    """Forward a worker's messages, and its end."""
-    assert worker.process.stdout is not None
-    with suppress(OSError, ValueError), worker.process.stdout as pipe:
-        for line in pipe:
-            news.put((worker, json.loads(line)))
-            _wake(pool)
-    news.put((worker, None))
-    _wake(pool)
-
-
-def _wake(pool: weakref.ref[AgentPool]) -> None:
-    found = pool()
-    if found is not None:
-        found.on_news()
-
-
-def _end_all(workers: list[_Worker], printed: IO[bytes]) -> None:
+def _end_all(workers: list[_Worker], log: IO[bytes] | None) -> None:
     """Ask all to end before waiting for the first."""
     for worker in workers:
         worker.ask_to_end()
     while workers:
         workers.pop().end()
-    printed.close()
-
-
-def _plain(value: Any) -> Any:
-    """What JSON cannot encode: numpy arrays and numbers become lists and numbers, everything else a string."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    if log is not None:
+        log.close()

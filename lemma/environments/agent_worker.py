@@ -1,8 +1,4 @@
-"""A process that runs agents: `python -m lemma.environments.agent_worker`, one JSON object per line in and out.
-
-Two processes start. The first only watches: when the trainer is gone, it kills the second and everything that agents
-have started. The output of agents goes to the trainer's log of them.
-"""
+"""A process that runs agents."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import inspect
 import json
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from lemma.children.child_main import Channel
 from lemma.config.registry import file_of, load_place
-from lemma.core.descendants import adopt_orphans, end_descendants, fork, reap
 from lemma.core.errors import UserError
-from lemma.core.types import Message, Outcome, Problem
+from lemma.core.types import Outcome, Problem
+from lemma.environments.order_frames import problem_from
 
 LONGEST_REASON = 500
-LOOK_SECONDS = 0.5
 
 
 class WrongReward(Exception):
@@ -167,70 +162,24 @@ def outcome_of(given: Any) -> Outcome:
     return Outcome(float(reward), reward >= 1 if success is None else bool(success), reason)
 
 
-def problem_from(row: Mapping[str, Any]) -> Problem:
-    messages = tuple(Message(one["role"], one["content"], one["more"]) for one in row["messages"])
-    lists = {name: tuple(row[name]) for name in ("golds", "choices", "traces")}
-    return Problem(**{**row, **lists, "messages": messages})
-
-
-# --- the process ---------------------------------------------------------------------------------------------------
-
-
-def serve() -> None:
-    """Orders arrive on standard input; agents can use neither it nor standard output."""
-    orders, answers = os.fdopen(os.dup(0)), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def say(row: Mapping[str, Any]) -> None:
-        data = json.dumps(row).encode() + b"\n"
-        with lock, suppress(OSError):
-            while data:
-                data = data[os.write(answers, data) :]
+def serve(channel: Channel) -> None:
+    """Run agents until the trainer is gone. Their output goes to its log of them."""
 
     async def work() -> None:
         try:
-            agents = Agents(json.loads(orders.readline()), say)
+            agents = Agents(channel.receive(), channel.send)
         except UserError as error:
-            say({"fatal": str(error)})
+            channel.send({"fatal": str(error)})
             return
-        say({"ready": os.getpid()})
+        channel.send({"ready": os.getpid()})
         loop, over = asyncio.get_running_loop(), asyncio.Event()
 
         def listen() -> None:
-            for line in orders:
-                loop.call_soon_threadsafe(agents.order, json.loads(line))
+            while (order := channel.receive()) is not None:
+                loop.call_soon_threadsafe(agents.order, order)
             loop.call_soon_threadsafe(over.set)
 
         threading.Thread(target=listen, daemon=True).start()
         await over.wait()
 
-    try:
-        asyncio.run(work())
-    finally:
-        os._exit(0)
-
-
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    adopt_orphans()
-    child = fork()
-    if child == 0:
-        serve()
-    os.close(1)
-    watch(child)
-    end_descendants()
-    os._exit(0)
-
-
-def watch(child: int) -> None:
-    """Wait until the other process has ended, or the trainer has closed the pipe."""
-    poll = select.poll()
-    poll.register(0, 0)  # reports only that the other end was closed
-    while reap(child) is None and not poll.poll(LOOK_SECONDS * 1000):
-        pass
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(work())

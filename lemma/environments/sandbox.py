@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import select
-import subprocess
 import sys
 import sysconfig
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from lemma.children import Child, ChildGone, ChildSilent
 from lemma.core.errors import UserError
 from lemma.environments.environment import WorldGone
 
@@ -50,74 +47,53 @@ class Sandbox:
 
     def __init__(self, limits: SandboxLimits, seed: int = 0):
         self.limits, self._seed = limits, seed
-        self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = bytearray()
+        self._child: Child | None = None
 
     def run(self, code: str) -> str:
         """The program's output, or a sentence that says why it was stopped."""
-        self._start()
-        assert self._process is not None and self._process.stdin is not None
-        deadline = time.monotonic() + self.limits.seconds
+        child, until = self._started(), time.monotonic() + self.limits.seconds
         try:
-            is_sent = self._send(json.dumps({"code": code}).encode() + b"\n", deadline)
-            line = self._line(deadline) if is_sent else None
-        except BrokenPipeError:
-            line = b""
-        if line is None:
+            child.tell({"code": code}, self.limits.seconds)
+            answer = child.receive(until - time.monotonic())
+        except ChildSilent:  # code left running by a program may keep it even from reading
             self.close()
             return f"The program was stopped after {self.limits.seconds:g} s. {GONE}"
-        try:
-            output = json.loads(line)["output"]
-            if isinstance(output, str):
-                return output
-        except (ValueError, KeyError, TypeError):
-            pass
+        except ChildGone:
+            answer = None
+        if isinstance(answer, dict) and isinstance(answer.get("output"), str):
+            return str(answer["output"])
         self.close()
         return f"The program ended its interpreter, or used up what it may. {GONE}"
 
     def close(self) -> None:
-        """Kill the process. The next program starts a fresh one."""
-        process, self._process = self._process, None
-        self._buffer.clear()
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
-        try:
-            process.wait(END_SECONDS)  # its supervisor kills the program and removes its folder
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        """End the process. The next program starts a fresh one."""
+        if self._child is not None:
+            self._child.end()  # its supervisor kills the program and removes its folder
+            self._child = None
 
     def check(self) -> None:
         """Refuse a machine that cannot isolate programs from files, network and other processes."""
         try:
-            self._start()
+            self._started()
         finally:
             self.close()
 
-    def _start(self) -> None:
-        if self._process is not None:
-            return
-        self._process = subprocess.Popen(
+    def _started(self) -> Child:
+        if self._child is not None:
+            return self._child
+        self._child = Child(
             [sys.executable, "-s", "-P", "-S", "-B", str(CHILD), json.dumps(_settings(self.limits, self._seed))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             cwd="/",
             # A fixed hash seed, so that the order of sets, and with it the output, is reproducible.
             env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
+            end_seconds=END_SECONDS,
+            # JSON needs at most twelve bytes per character.
+            longest=12 * self.limits.output + 65536,
         )
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        line = self._line(time.monotonic() + START_SECONDS)
         try:
-            ready = json.loads(line or b"")
+            ready = self._child.wait_until_ready(START_SECONDS)
             confined, missing = ready["confined"], ready["missing"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ChildGone, KeyError, TypeError) as error:
             self.close()
             raise WorldGone("the sandbox did not start") from error
         Sandbox.confine = confined or "auto"
@@ -127,42 +103,7 @@ class Sandbox:
                 f"this machine cannot keep programs of the model from its files, network and processes ({missing})",
                 fix="train where Linux has Landlock and seccomp, or write `isolated: false` where nothing is at stake",
             )
-
-    def _send(self, data: bytes, deadline: float) -> bool:
-        """Whether the process read everything in time: code left running by a program may keep it from reading."""
-        assert self._process is not None and self._process.stdin is not None
-        file, rest = self._process.stdin.fileno(), memoryview(data)
-        while rest:
-            left = deadline - time.monotonic()
-            if left <= 0 or not _is_ready(file, select.POLLOUT, left):
-                return False
-            with suppress(BlockingIOError):
-                rest = rest[os.write(file, rest) :]
-        return True
-
-    def _line(self, deadline: float) -> bytes | None:
-        """The next line; None if none arrives in time, empty if the process has ended or writes too much."""
-        assert self._process is not None and self._process.stdout is not None
-        file = self._process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not _is_ready(file, select.POLLIN, left):
-                return None
-            data = os.read(file, 65536)
-            self._buffer += data
-            # JSON needs at most twelve bytes per character.
-            if not data or len(self._buffer) > 12 * self.limits.output + 65536:
-                return b""
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer = bytearray(rest)
-        return line
-
-
-def _is_ready(file: int, event: int, seconds: float) -> bool:
-    """Whether a file becomes readable or writable, or is closed, within `seconds`."""
-    poll = select.poll()
-    poll.register(file, event)
-    return bool(poll.poll(math.ceil(seconds * 1000)))
+        return self._child
 
 
 def _settings(limits: SandboxLimits, seed: int) -> dict[str, object]:

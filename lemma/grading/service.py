@@ -20,8 +20,9 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
+from lemma.children import ChildGone
 from lemma.grading.grader import PendingGrade, quick, unread
-from lemma.grading.process import Worker, WorkerStopped
+from lemma.grading.process import START_SECONDS, GradingProcess
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.tasks import PROBE, CompatTask, GradingTask, key_of, message_of
 from lemma.grading.verdict import Kind, Verdict, best_of
@@ -74,7 +75,7 @@ class GradingService:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[GradingTask | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._live: dict[int, Worker] = {}
+        self._live: dict[int, GradingProcess] = {}
         self._waiting: dict[Hashable, GradingTask] = {}
         self._late = 0
         self._closed = self._ended = False
@@ -90,10 +91,7 @@ class GradingService:
 
     def settle(self, pending: PendingGrade) -> Verdict:
         """The verdict on what the exact path left open."""
-        if not pending.rules.symbolic:
-            return Verdict("wrong", "unreadable", pending.extracted)
-        kind, reason, seconds = self._ask(pending).result()
-        return Verdict(kind, reason, pending.extracted, seconds)
+        return self._submit(pending).result()
 
     def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
         """A future of the verdict; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
@@ -123,15 +121,13 @@ class GradingService:
 
     def stream(self, pairs: Iterable[tuple[str, str]], rules: Rules = DEFAULT) -> Iterator[Verdict]:
         """Like `grade_many`, one by one; later pairs are graded while earlier verdicts are awaited."""
-        ahead: deque[Verdict | Future[Verdict]] = deque()
+        ahead: deque[Future[Verdict]] = deque()
         for prediction, gold in pairs:
-            outcome = quick(prediction, gold, rules)
-            ahead.append(outcome if isinstance(outcome, Verdict) else self._submit(outcome))
-            while ahead and (len(ahead) > 4096 or isinstance(ahead[0], Verdict) or ahead[0].done()):
-                first = ahead.popleft()
-                yield first if isinstance(first, Verdict) else first.result()
-        for item in ahead:
-            yield item if isinstance(item, Verdict) else item.result()
+            ahead.append(self.submit(prediction, gold, rules))
+            while ahead and (len(ahead) > 4096 or ahead[0].done()):
+                yield ahead.popleft().result()
+        for future in ahead:
+            yield future.result()
 
     def compat(self, name: str, response: str, gold: str | Sequence[str], compat: bool = True) -> Any:
         """The score of a grader of another system, in a worker.
@@ -166,86 +162,78 @@ class GradingService:
         """Start all workers now, so that no request has to wait for one; does not wait until they are ready."""
         with self._lock:
             assert not self._closed, "the grading service is closed"
-            started = [self._add_thread(early=True) for _ in range(len(self._threads), self.workers)]
+            started = [self._add_thread() for _ in range(len(self._threads), self.workers)]
         for event in started:
             event.wait()
 
-    def _add_thread(self, early: bool = False) -> threading.Event:
-        """Start a thread for one more worker; with `early`, the returned event is set once its process has started."""
+    def _add_thread(self) -> threading.Event:
+        """Start a thread for one more worker; the returned event is set once its process has started."""
         started = threading.Event()
-        arguments = len(self._threads), early, started
-        thread = threading.Thread(target=self._run, args=arguments, daemon=True, name="grading")
+        thread = threading.Thread(target=self._run, args=(len(self._threads), started), daemon=True, name="grading")
         self._threads.append(thread)
         thread.start()
         return started
 
-    def _run(self, place: int, early: bool, started: threading.Event) -> None:
-        """One thread for one worker: take a batch, send it, read the answers in order."""
-        if early:
-            with suppress(OSError):
-                self._live[place] = self._new_worker()
+    def _run(self, place: int, started: threading.Event) -> None:
+        """One thread for one worker, which ends with its thread: take a task, have it answered."""
+        with suppress(ChildGone, OSError):
+            self._live[place] = self._new_worker()
         started.set()
         while (task := self._queue.get()) is not None:
-            while not self._work(place, task):
-                pass
+            self._work(place, task)
             if place not in self._live and not self._closed:  # Others take the next task while this one starts again.
-                with suppress(WorkerStopped, OSError):
-                    self._ready_worker(place)
+                with suppress(ChildGone, OSError):
+                    self._worker(place, 1)
         self._drop(place)
 
-    def _work(self, place: int, task: GradingTask) -> bool:
-        """Process a task; returns whether it is done, or is to be tried again after its worker was lost."""
-        try:
-            worker = self._worker(place)
-        except (WorkerStopped, OSError):
+    def _work(self, place: int, task: GradingTask) -> None:
+        answer = self._asked(place, message_of(task.question))
+        if answer is None or "trouble" in answer:
             self._finish(task, task.unknown, keep=False)
-            return True
-        try:
-            worker.send([message_of(task.question)], self.wall_seconds)
-            begin = perf_counter()
-            answer = self._answer(worker)
-            task.seconds = perf_counter() - begin
-            if "trouble" in answer:
-                self._finish(task, task.unknown, keep=False)
-            elif "overrun" in answer or "error" in answer:
-                self._blame(place, task, answer)
-            else:
-                self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
-        except (WorkerStopped, OSError):
-            task.lost += 1
-            if self._lose(place, worker):
-                self._blame(place, task, {"overrun": "cpu"})
-            elif task.lost >= _TRIES or self._ended:
-                self._finish(task, task.unknown, keep=False)
-            else:
-                return False
-        return True
+            return
+        task.seconds = answer.get("seconds", 0.0)
+        if "overrun" in answer or "error" in answer:
+            self._blame(place, task, answer)
+        else:
+            self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
 
-    def _answer(self, worker: Worker) -> dict[str, Any]:
+    def _asked(self, place: int, message: dict[str, Any]) -> dict[str, Any] | None:
+        """A worker's answer, with the seconds that it took; None if workers are lost on it for external reasons."""
+        for _ in range(_TRIES):
+            try:
+                worker = self._worker(place)
+            except (ChildGone, OSError):
+                break
+            try:
+                worker.tell(message, self.wall_seconds)
+                begin = perf_counter()
+                answer = self._answer(worker)
+                return {**answer, "seconds": perf_counter() - begin}
+            except (ChildGone, OSError):
+                own = worker.hit_cpu_limit()
+                self._drop(place)
+                if own:
+                    return {"overrun": "cpu"}
+                self.counts["lost"] += 1
+        return None
+
+    def _answer(self, worker: GradingProcess) -> dict[str, Any]:
         """A worker's answer; while it is late, another worker may start for what waits behind it."""
-        if worker.answers_within(_SOON):
-            return worker.receive(self.wall_seconds)
+        is_late = not worker.speaks_within(_SOON)
         with self._lock:
-            self._late += 1
-            if not self._queue.empty():
+            self._late += is_late
+            if is_late and not self._queue.empty():
                 self._add_needed()
         try:
             return worker.receive(self.wall_seconds)
         finally:
             with self._lock:
-                self._late -= 1
+                self._late -= is_late
 
     def _add_needed(self) -> None:
         """One more thread, if fewer than the workers asked for are not late."""
         if not self._closed and len(self._threads) < self.workers + min(self._late, _SPARE):
             self._add_thread()
-
-    def _lose(self, place: int, worker: Worker) -> bool:
-        """Drop a worker that died or is stuck; returns whether its task had used up its CPU time."""
-        own = worker.hit_cpu_limit()
-        self._drop(place)
-        self.counts["lost"] += not own
-        return own
 
     def _blame(self, place: int, task: GradingTask, answer: dict[str, Any]) -> None:
         """Whose fault an overrun is: the answer's if the exact path reads all of the gold, otherwise nobody's; after an
@@ -261,28 +249,13 @@ class GradingService:
             outcome = ("unknown", "gold_limit") if unread(task.question.gold) else ("wrong", "limit")
             self._finish(task, outcome)
             return
-        alone = self._alone(place, {"op": "probe", "gold": task.question.gold})
+        alone = self._asked(place, {"op": "probe", "gold": task.question.gold})
         if alone is None or "trouble" in alone:
             self._finish(task, task.unknown, keep=False)
         elif "kind" not in alone:
             self._finish(task, ("unknown", "gold_limit"))
         else:
             self._finish(task, ("wrong", "unreadable"))
-
-    def _alone(self, place: int, message: dict[str, Any]) -> dict[str, Any] | None:
-        """A worker's answer to one message; None if workers are lost on it for external reasons."""
-        for _ in range(_TRIES):
-            try:
-                worker = self._worker(place)
-            except (WorkerStopped, OSError):
-                break
-            try:
-                worker.send([message], self.wall_seconds)
-                return worker.receive(self.wall_seconds)
-            except (WorkerStopped, OSError):
-                if self._lose(place, worker):
-                    return {"overrun": "cpu"}
-        return None
 
     def _blame_compat(self, place: int, task: GradingTask, question: CompatTask, answer: dict[str, Any]) -> None:
         """None if the gold overruns with any answer, otherwise the score of an empty response."""
@@ -292,37 +265,36 @@ class GradingService:
             task.future.set_exception(RuntimeError(f"grader {question.name}: {answer['error']}"))
             return
         message = message_of(question)
-        alone = self._alone(place, {**message, "response": PROBE})
+        alone = self._asked(place, {**message, "response": PROBE})
         if alone is not None and "score" in alone:
-            alone = self._alone(place, {**message, "response": ""})
+            alone = self._asked(place, {**message, "response": ""})
         score = None if alone is None else alone.get("score")
         self._finish(task, score, keep=alone is not None and "trouble" not in alone)
 
-    def _worker(self, place: int) -> Worker:
+    def _worker(self, place: int, tries: int = _TRIES) -> GradingProcess:
         """A worker that is ready; raises if none can be started."""
-        for _ in range(_TRIES - 1):
-            with suppress(WorkerStopped):
-                return self._ready_worker(place)
-        return self._ready_worker(place)
-
-    def _ready_worker(self, place: int) -> Worker:
         worker = self._live.get(place)
-        if worker is None or worker.process.poll() is not None:
+        if worker is None or not worker.is_alive:
             self._drop(place)
             worker = self._live[place] = self._new_worker()
-        worker.wait_until_ready()
+        try:
+            worker.wait_until_ready(START_SECONDS)
+        except ChildGone:
+            if tries > 1:
+                return self._worker(place, tries - 1)
+            raise
         return worker
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(self) -> GradingProcess:
         if self._ended:
-            raise WorkerStopped("the service has ended")
+            raise ChildGone("the service has ended")
         self.counts["started"] += 1
-        return Worker(self.cpu_seconds, self.megabytes)
+        return GradingProcess(self.cpu_seconds, self.megabytes)
 
     def _drop(self, place: int) -> None:
         worker = self._live.pop(place, None)
         if worker is not None:
-            worker.kill()
+            worker.end()
 
     def _finish(self, task: GradingTask, outcome: Any, keep: bool = True) -> None:
         key, is_verdict = key_of(task.question), isinstance(task.question, PendingGrade)

@@ -30,8 +30,6 @@ class CompatTask:
 class GradingTask:
     question: PendingGrade | CompatTask
     future: Future[Any] = field(default_factory=Future)
-    lost: int = 0
-    """How many workers were lost while they had this task, through no fault of its own."""
     seconds: float = 0.0
     """How long a worker took, not counting the wait for one."""
 

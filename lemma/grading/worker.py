@@ -1,24 +1,22 @@
-"""One grading worker: reads tasks from standard input, answers on standard output, and keeps itself within limits.
+"""One grading worker: answers tasks, and keeps itself within limits.
 
-Messages are JSON lines in both directions, so nothing that a model wrote is ever unpickled or evaluated. A task is
-`{"op": "settle", "gold", "answer", "rules"}` , answered by `{"kind", "reason"}`, or by `{"overrun": why}` if a limit on
-CPU time, memory or recursion was hit, `{"error": text}` if the text cannot be handled, or `{"trouble": text}` if the
-machine failed. Other systems' graders are asked by `{"op": "compat", "name", "response", "gold", "compat"}` and answer
-`{"score"}`. Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES PARENT`; it ends with that process.
+A task is `{"op": "settle", "gold", "answer", "rules"}`, answered by `{"kind", "reason"}`, or by `{"overrun": why}` if a
+limit on CPU time, memory or recursion was hit, `{"error": text}` if the text cannot be handled, or `{"trouble": text}`
+if the machine failed. Other systems' graders are asked by `{"op": "compat", "name", "response", "gold", "compat"}` and
+answer `{"score"}`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import resource
 import signal
 import sys
-from contextlib import suppress
 from time import process_time
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
+
+from lemma.children.child_main import Channel
 
 RECYCLE_AFTER = 5_000
 """Tasks after which a worker is replaced, so that sympy's caches cannot grow forever."""
@@ -27,8 +25,6 @@ RECYCLE_AFTER = 5_000
 PACE_STEPS = 200_000
 PACE_SECONDS = 0.012
 """CPU seconds of `_pace` on the reference machine of the limits; a slower machine gets more seconds."""
-
-PR_SET_PDEATHSIG = 1
 
 _deadline = float("inf")
 
@@ -138,45 +134,26 @@ def _answer(task: dict[str, Any], cpu_seconds: float, megabytes: int) -> dict[st
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
-def serve(tasks: BinaryIO, answers: BinaryIO, cpu_seconds: float, megabytes: int) -> None:
+def serve(channel: Channel) -> None:
     """Answer tasks until the input ends, or until memory or caches have grown enough for a fresh start."""
     import lemma.grading.symbolic
 
+    logging.disable(logging.CRITICAL)
+    sys.setrecursionlimit(3_000)
     lemma.grading.symbolic.warm_up()
     signal.signal(signal.SIGPROF, _on_alarm)
-    cpu_seconds = allowed_seconds(cpu_seconds, min(_pace() for _ in range(3)))
+    limits = channel.receive()
+    if limits is None:
+        return
+    cpu_seconds = allowed_seconds(limits["cpu_seconds"], min(_pace() for _ in range(3)))
+    megabytes = limits["megabytes"]
     most = _mapped() + megabytes * 2**20
-    answers.write(json.dumps({"cpu_seconds": cpu_seconds}).encode() + b"\n")
-    answers.flush()
-    for count, line in enumerate(tasks, start=1):
-        answer = _answer(json.loads(line), cpu_seconds, megabytes)
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
-        if "overrun" in answer or count >= RECYCLE_AFTER or _mapped() > most:
+    channel.send({"cpu_seconds": cpu_seconds})
+    for _ in range(RECYCLE_AFTER):
+        task = channel.receive()
+        if task is None:
             return
-
-
-def _end_with(parent: int) -> None:
-    """Die with the parent, even when busy or stopped; on systems other than Linux, a worker only ends with its
-    input."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def main() -> None:
-    _end_with(int(sys.argv[3]))
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.setrecursionlimit(3_000)
-    serve(sys.stdin.buffer, answers, float(sys.argv[1]), int(sys.argv[2]))
-
-
-if __name__ == "__main__":
-    main()
+        answer = _answer(task, cpu_seconds, megabytes)
+        channel.send(answer)
+        if "overrun" in answer or _mapped() > most:
+            return

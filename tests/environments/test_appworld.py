@@ -167,7 +167,7 @@ def test_no_hostile_program_gets_out_or_is_paid(
     problem = tasks(options)["aaaaaa1_2"]
     runner_client.begin(options.runner)
     runner = runner_client._runners[options.runner]
-    words = {**secret, "server": runner.pid, "address": f"\\0{runner.address}"}
+    words = {**secret, "server": runner.process.pid, "address": f"\\0{runner.address}"}
     programs = {name: program.format(**words) for name, program in HOSTILE.items()}
     apart = APART if sandbox == "namespaces" else {"a poisoned database", "leave"}
     rounds = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import AppWorldOptions, Attempt
 from lemma.environments.appworld.agents import Agent, code_of, heard
+from lemma.environments.appworld.runner_client import RunnerSettings, connect, stop_all
 from lemma.environments.appworld.task_worth import Tests as Found
 from lemma.environments.appworld.task_worth import goal_completion, outcome
 from lemma.environments.confined.syscall_filter import (
@@ -149,6 +151,13 @@ def test_setup_goes_on_where_it_is_set_up_and_says_how_to_get_the_data(
     (tmp_path / "venv" / STAMP).write_text("0.1.0")
     with pytest.raises(UserError, match=r"cannot make a virtual environment.*--python"):
         set_up_command(Namespace(name="appworld", dir=str(tmp_path), python="python-that-is-not-there"))
+
+
+def test_a_runner_that_does_not_start_says_why(tmp_path: Path) -> None:
+    settings = RunnerSettings(sys.executable, str(tmp_path), 256, 5, "auto")
+    with pytest.raises(UserError, match=r"AppWorld does not start: exit code 1: .*No module named 'appworld'"):
+        connect(settings)
+    stop_all()
 
 
 @pytest.mark.parametrize("machine", AUDIT)

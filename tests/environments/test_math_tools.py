@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lemma.children.child_frames import pack, unpack
 from lemma.core.errors import UserError
-from lemma.core.types import Message, Problem
+from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Request, Sampling
 from lemma.environments import Reply, Utterance
 from lemma.environments.calculator import calculator
-from lemma.environments.order_frames import (
-    answer_from_wire,
-    answer_to_wire,
-    order_from_wire,
-    order_to_wire,
-    pack,
-    unpack,
-)
+from lemma.environments.order_frames import answer_from, order_from
 from lemma.environments.python_tool import PythonTools
-from lemma.environments.room import WorldAnswer, WorldOrder
+from lemma.environments.room import Opening, WorldAnswer, WorldOrder
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
@@ -180,6 +175,9 @@ HOSTILE: dict[str, tuple[str, str]] = {
         "import ctypes; ctypes.CDLL(None, use_errno=True).syscall(57), ctypes.get_errno()", "(-1, "),
     "breaks the interpreter": ("import ctypes; ctypes.string_at(0)", "ended its interpreter"),
     "leaves": ("import os; os._exit(0)", "ended its interpreter"),
+    "answers with what is deep": (
+        "import os\nfor f in range(64):\n try: os.write(f, b'\\0\\1\\0\\0' + b'[' * 65536)\n except OSError: pass",
+        "ended its"),
     "answers for it": (
         "import os\nfor f in range(64):\n try: os.write(f, b'{}\\n')\n except OSError: pass", "ended its"),
 }  # fmt: skip
@@ -245,7 +243,8 @@ def test_huge_and_odd_output_is_cut_and_readable(sandbox: Sandbox) -> None:
 
 def test_a_program_that_answers_for_itself_and_reads_no_orders_is_stopped() -> None:
     box = Sandbox(SandboxLimits(seconds=1.0, packages=False))
-    forged = 'for f in range(3, 64):\n  try: os.write(f, b\'{"output": "mine"}\\n\')\n  except OSError: pass'
+    message = pack({"output": "mine"})
+    forged = f"for f in range(3, 64):\n  try: os.write(f, {message!r})\n  except OSError: pass"
     code = f"import os, threading\ndef f():\n {forged}\nthreading.Timer(0.2, f).start()\nwhile True: pass"
     assert box.run(code) == "mine"
     assert box.run("x = '" + "a" * 300_000 + "'").startswith("The program was stopped")
@@ -270,7 +269,7 @@ import os, signal, sys, threading
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 box = Sandbox(SandboxLimits(seconds=60, packages=False))
 box.run("1")
-print(box._process.pid, flush=True)
+print(box._child.process.pid, flush=True)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
 box.run("import signal\\nwhile True: pass")
 """
@@ -349,9 +348,15 @@ def test_the_grader_judges_the_last_turn() -> None:
 
 def test_calls_and_results_travel_to_workers_and_back() -> None:
     said = Utterance("x", "length", "y = 1", ({"name": "python", "arguments": {"code": "é"}}, {"error": "no"}), "7")
-    order = WorldOrder(1, "step", said)
-    (row,) = unpack(bytearray(pack(order_to_wire(order))))
-    assert order_from_wire(row) == order
-    answer = WorldAnswer(1, "given", Reply("a\nb", results=("a", "b")))
-    (row,) = unpack(bytearray(pack(answer_to_wire(answer))))
-    assert answer_from_wire(row) == answer
+    problem = Problem((Message("user", "?", {"name": "eva"}),), ("5",), id="p", choices=("a", "b"))
+    for order in (WorldOrder(1, "step", said), WorldOrder(1, "reset", None, Opening(problem, 3, (said,)))):
+        (row,) = unpack(bytearray(pack(asdict(order))))
+        assert order_from(row) == order
+    reply, message = Reply("a\nb", results=("a", "b")), Message("user", "hm", {"k": [1]})
+    for kind, value in [
+        ("given", reply), ("given", Outcome(1.0, True)), ("given", (message,)), ("given", ()),
+        ("replayed", (reply, reply)), ("error", "why"),
+    ]:  # fmt: skip
+        answer = WorldAnswer(1, kind, value, 0.5)
+        (row,) = unpack(bytearray(pack(asdict(answer))))
+        assert answer_from(row) == answer

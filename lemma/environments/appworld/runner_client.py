@@ -7,24 +7,24 @@ import hashlib
 import json
 import os
 import secrets
-import selectors
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from lemma.children import Child, ChildGone
+from lemma.children.child_frames import pack, receive
 from lemma.core.errors import UserError, warn
-from lemma.environments.appworld.runner import frames
 from lemma.environments.environment import WorldGone
 
 SERVER = Path(__file__).parent / "runner" / "fork_server.py"
 START_SECONDS = 180.0
 OPEN_SECONDS = 60.0
 WORDS = 600
+# Saved changes of a task are far smaller.
+LONGEST = 64 * 2**20
 # Workers find the runner of their trainer by this name and the digest of its settings.
 VARIABLE = "LEMMA_APPWORLD_"
 
@@ -44,78 +44,30 @@ class RunnerSettings:
         return VARIABLE + hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:12]
 
 
-class AppWorldRunner:
-    """A fork server. It ends with this process, however that ends: it holds the other end of a pipe."""
+class AppWorldRunner(Child):
+    """A fork server. It ends with this process, however that ends, since that closes its standard input."""
 
     def __init__(self, settings: RunnerSettings):
         self.address = f"lemma-appworld-{os.getpid()}-{secrets.token_hex(6)}"
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()
         given = {
             "address": self.address,
             "root": settings.root,
             "limits": {"memory_mb": settings.memory_mb, "cpu_seconds": settings.cpu_seconds},
             "sandbox": settings.sandbox,
         }
-        self._process = subprocess.Popen(
-            [settings.python, str(SERVER), json.dumps(given)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            start_new_session=True,
-            cwd=settings.root,
-            env=_clean_environment(),
-        )
-        self._is_ready = False
+        super().__init__([settings.python, str(SERVER), json.dumps(given)], cwd=settings.root, env=_clean_environment())
         self._lock = threading.Lock()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
 
     def wait(self) -> None:
         """Until it serves; one sentence where it does not."""
         with self._lock:
-            if self._is_ready:
-                return
-            line = self._first_line()
-            if not line:
-                self.stop()
-                raise UserError(
-                    f"AppWorld does not start: {self._last_words()}", fix="`lemma env setup appworld` repairs it"
-                )
-            _tell(json.loads(line), self)
-            self._is_ready = True
-
-    def _first_line(self) -> bytes:
-        assert self._process.stdout is not None
-        line, until = b"", time.monotonic() + START_SECONDS
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n") and selector.select(max(0.0, until - time.monotonic())):
-                part = os.read(self._process.stdout.fileno(), 4096)
-                if not part:
-                    return b""
-                line += part
-        return line if line.endswith(b"\n") else b""
-
-    def _last_words(self) -> str:
-        self._complaints.seek(0)
-        said = self._complaints.read().decode("utf-8", "replace").strip()
-        return said[-WORDS:] if said else f"it said nothing within {START_SECONDS:.0f} seconds"
-
-    def stop(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            if not self.is_ready:
+                try:
+                    _tell(self.wait_until_ready(START_SECONDS), self)
+                except ChildGone as error:
+                    raise UserError(
+                        f"AppWorld does not start: {error}", fix="`lemma env setup appworld` repairs it"
+                    ) from error
 
 
 _runners: dict[RunnerSettings, AppWorldRunner] = {}
@@ -128,14 +80,14 @@ def begin(settings: RunnerSettings) -> None:
         runner = _runners.get(settings)
         if runner is None or not runner.is_alive:
             runner = _runners[settings] = AppWorldRunner(settings)
-            os.environ[settings.variable] = f"{runner.address} {runner.pid}"
+            os.environ[settings.variable] = f"{runner.address} {runner.process.pid}"
 
 
 def stop_all() -> None:
     """End every runner of this process, with all its worlds."""
     with _starting:
         for settings, runner in _runners.items():
-            runner.stop()
+            runner.end()
             os.environ.pop(settings.variable, None)
         _runners.clear()
 
@@ -150,7 +102,7 @@ def connect(settings: RunnerSettings) -> socket.socket:
     runner = _runners[settings]
     runner.wait()
     try:
-        return _connected(runner.address, runner.pid, OPEN_SECONDS)
+        return _connected(runner.address, runner.process.pid, OPEN_SECONDS)
     except OSError as error:
         raise WorldGone(f"AppWorld's runner does not answer: {error}") from error
 
@@ -183,8 +135,8 @@ class RemoteWorld:
         self._calls += 1
         try:
             self._connection.settimeout(seconds)
-            frames.send(self._connection, {**message, "number": self._calls})
-            answer = frames.receive(self._connection)
+            self._connection.sendall(pack({**message, "number": self._calls}))
+            answer = receive(self._connection.recv, LONGEST)
         except TimeoutError:
             self.close()
             raise WorldGone(f"`{message['call']}` took longer than {seconds:g} seconds") from None
@@ -231,7 +183,7 @@ def _clean_environment() -> dict[str, str]:
 def _tell(ready: dict[str, str], runner: AppWorldRunner) -> None:
     """Say how worlds are confined where it is not the usual way; refuse where they would not be at all."""
     if not ready["sandbox"]:
-        runner.stop()
+        runner.end()
         raise UserError(
             f"this machine confines no process, and agents could read all its files ({ready['missing']})",
             fix="allow user namespaces, or write `sandbox: none` for the environment where nothing there is private",

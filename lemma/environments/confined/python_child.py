@@ -1,11 +1,11 @@
 """What runs inside a sandbox: a Python that executes programs written by a model. Standard library only.
 
-    python -s -P -S -B python_child.py SETTINGS     one JSON object per line on stdin, one per line on stdout
+    python -s -P -S -B python_child.py SETTINGS     messages on stdin and stdout, as child_frames.py packs them
 
 A supervisor, which never runs the model's code, waits for the end of the process that does, or of its input, which
 means that the trainer is gone, and ends it where it is too large. A program reads Python and its packages, writes in a
 folder of its own that is empty at first and disappears with the process, and has limits on memory, CPU time, threads,
-files and output. The first line of output says how it is confined.
+files and output. The first message says how it is confined.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import BinaryIO
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(os.path.join(sys.path[-1], "..", "..", "children"))
+import child_frames
 import confinement
 import syscall_filter
 
@@ -103,7 +106,7 @@ def run(code: str, names: dict, most: int) -> str:
 
 def serve(settings: dict, kind: str, missing: str, folder: str) -> None:
     """Run programs one at a time, in one namespace."""
-    orders, answers = os.fdopen(os.dup(0), "rb", closefd=True), os.dup(1)
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -112,22 +115,21 @@ def serve(settings: dict, kind: str, missing: str, folder: str) -> None:
     except OSError as error:
         kind, unfiltered = "", str(error)
     names: dict = {"__name__": "__main__", "__builtins__": __builtins__}
-    sys.path.pop()
+    del sys.path[-2:]
     sys.path += settings["packages"]
     import random
 
     random.seed(settings["seed"])
     held = "" if unfiltered or kind == "none" else kind
     send(answers, {"confined": held, "missing": "; ".join(filter(None, (missing, unfiltered)))})
-    for line in orders:
-        said = run(json.loads(line)["code"], names, settings["output"])
+    while True:
+        said = run(child_frames.receive(orders.read)["code"], names, settings["output"])
         send(answers, {"output": said.encode("utf-8", "backslashreplace").decode("utf-8")})
 
 
-def send(file: int, message: dict) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[os.write(file, data) :]
+def send(answers: BinaryIO, message: dict) -> None:
+    answers.write(child_frames.pack(message))
+    answers.flush()
 
 
 def main() -> None:

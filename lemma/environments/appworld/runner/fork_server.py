@@ -3,8 +3,8 @@
     python fork_server.py SETTINGS
 
 SETTINGS is JSON: `address` (a name in the abstract space of Unix sockets), `root` (of AppWorld's data), `limits`,
-`sandbox`. One line of JSON on stdout says that the server is ready. It ends, with all its worlds, when its standard
-input is closed: with whoever started it, however that one ends.
+`sandbox`. One message on stdout, as child_frames.py packs it, says that the server is ready. It ends, with all its
+worlds, when its standard input is closed: with whoever started it, however that one ends.
 
 For each connection there is a keeper, which reads the first message, confines itself and forks the world. It ends the
 world when the other side or the server is gone, and holds nothing else.
@@ -23,13 +23,13 @@ import sys
 import tempfile
 from typing import Any
 
-import frames
-import world_child
-
-CONFINED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "confined")
-sys.path.append(os.path.normpath(CONFINED))
+HERE = os.path.dirname(os.path.abspath(__file__))
+for folder in ("../../confined", "../../../children"):
+    sys.path.append(os.path.normpath(os.path.join(HERE, folder)))
+import child_frames  # noqa: E402
 import confinement  # noqa: E402
 import syscall_filter  # noqa: E402
+import world_child  # noqa: E402
 
 WORLD = "/world"
 KEPT = ("PATH", "LANG", "TZ", "PYTHONHASHSEED", "HOME", "APPWORLD_ROOT", "APPWORLD_CACHE")
@@ -49,7 +49,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     life, held = os.pipe()
-    print(json.dumps({"sandbox": settings["sandbox"], "missing": missing}), flush=True)
+    os.write(1, child_frames.pack({"sandbox": settings["sandbox"], "missing": missing}))
     while True:
         ready, _, _ = select.select([listener.fileno(), 0], [], [])
         if 0 in ready and not os.read(0, 1):
@@ -78,7 +78,7 @@ def keep(connection: socket.socket, life: int, settings: dict[str, Any]) -> None
             os.dup2(nothing, descriptor)
         proc = os.open("/proc", os.O_RDONLY)
         connection.settimeout(30)
-        message = frames.receive(connection)
+        message = child_frames.receive(connection.recv)
         connection.settimeout(None)
         view = view_of(settings["root"], message["task"], with_gold=message["call"] == "judge")
         if settings["sandbox"] == "namespaces":
@@ -162,7 +162,7 @@ def view_of(root: str, task: str, *, with_gold: bool) -> confinement.View:
 
 def fail(connection: socket.socket, error: BaseException) -> None:
     with contextlib.suppress(OSError):
-        frames.send(connection, {"error": f"{type(error).__name__}: {error}"})
+        connection.sendall(child_frames.pack({"error": f"{type(error).__name__}: {error}"}))
 
 
 if __name__ == "__main__":

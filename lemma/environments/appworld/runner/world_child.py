@@ -9,7 +9,7 @@ import socket
 from datetime import datetime
 from typing import Any
 
-import frames
+import child_frames
 
 EPISODE = "episode"
 # What the policy reads is cut to far fewer tokens; this keeps a flood out of the trainer.
@@ -43,16 +43,16 @@ def play(connection: socket.socket, first: dict[str, Any]) -> None:
     from appworld.environment import AppWorld
 
     world = AppWorld(first["task"], experiment_name=EPISODE, load_ground_truth=False, **first["settings"])
-    frames.send(connection, {"number": first["number"]})
+    connection.sendall(child_frames.pack({"number": first["number"]}))
     while True:
-        message = frames.receive(connection)
+        message = child_frames.receive(connection.recv)
         answer: dict[str, Any]
         if message["call"] == "execute":
             answer = {"output": execute(world, message["code"]), "completed": completed(world)}
         else:
             world._save_state(world.output_db_home_path_on_disk)
             answer = {"files": saved(world.output_db_home_path_on_disk)}
-        frames.send(connection, {**answer, "number": message["number"]})
+        connection.sendall(child_frames.pack({**answer, "number": message["number"]}))
 
 
 def execute(world: Any, code: str) -> str:
@@ -120,7 +120,7 @@ def judge(connection: socket.socket, first: dict[str, Any]) -> None:
         "completed": status in get_type_args(TASK_STATUS_LITERAL),
         "gave_up": status == "fail",
     }
-    frames.send(connection, {**verdict, "number": first["number"]})
+    connection.sendall(child_frames.pack({**verdict, "number": first["number"]}))
 
 
 def final_status(folder: str) -> str | None:
