@@ -117,7 +117,7 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
         found = _value(tokens, place, text)
         if found is not None and token.is_value and _leads_sentence(tokens, place):
             found = read_one(tokens, place, text)
-        if found is None or compares(tokens, found.after) or _said_correct(tokens, place) is False:
+        if found is None or compares(tokens, found.after) or said_correct(tokens, place) is False:
             place += 1
             continue
         subject = tokens[found.after : found.after + 1]
@@ -270,7 +270,7 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     chosen = before is not None and "chooses" in before.parts
     leads = token.bold or (before is not None and bool(before.parts & {"be", "has", "chooses"}))
     if LETTER.fullmatch(token.text):
-        said = _said_correct(tokens, place)
+        said = said_correct(tokens, place)
         if said is not None:
             return Stated(token.text, place + 1, "choice") if said else None
         if chosen:
@@ -290,11 +290,11 @@ def _leads(token: Lexeme) -> bool:
     return not is_light(token) or "chooses" in token.parts
 
 
-def _said_correct(tokens: list[Lexeme], place: int) -> bool | None:
+def said_correct(tokens: list[Lexeme], place: int) -> bool | None:
     """Whether an option is said to be correct, or not to be: option D is correct, B) is not right; None for neither."""
     verb, negated = None, False
     for token in tokens[place + 1 : place + 12]:
-        if token.kind == "mark" or (verb is None and token.text in ").）"):
+        if token.kind == "mark" or (verb is None and (token.text in ").,，）" or token.is_value)):
             continue
         if token.text.lower() in _WRONG and verb is not None:
             return negated
@@ -315,7 +315,8 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     token = tokens[place]
     if token.kind == "math" and _NAME.fullmatch(token.text):
         return CIRCUMSTANCE
-    if token.bold and bold:
+    chosen = (token.kind == "choice" or LETTER.fullmatch(token.text)) and said_correct(tokens, place)
+    if (token.bold and bold) or chosen:
         return _BOLD
     before = place - 1
     while before >= 0 and (

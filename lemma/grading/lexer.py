@@ -55,7 +55,7 @@ _AFTER = (
 )
 _ATOM = (
     rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|{_MATRIX}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}"
-    rf"|{_COMMAND}|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
+    rf"|{_COMMAND}|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞①-⑳]|{CHINESE_FRACTION}){_AFTER}*"
 )
 _OPERATOR = (
     r"(?:\s*(?:<=|>=|!=|==|[-+−–±∓/÷×·⋅∙^=<>≤≥≠≈≡∪∩∈]|(?<!\*)\*(?!\*))\s*|\s+(?:x|mod)\s+(?=[\d$€£(])|\s:\s(?=\d)"
@@ -83,7 +83,7 @@ _FUNCTIONS = frozenset(
 )
 _GLUED = re.compile(r"[-‑]?[A-Za-zÀ-ÿ]+")
 _SIGNIFICANT = re.compile(
-    r"\d|[π∞√∛∅ℝℤℕℚ¼½¾⅐-⅞\\]|分之|(?<![^\W\d_])(?:pi|infinity|infty|oo)(?![^\W\d_])|[=<>≤≥≠+^¹²³⁰-₉]|\w\s?[-*/−·]\s?\w|,"
+    r"\d|[π∞√∛∅ℝℤℕℚ¼½¾⅐-⅞①-⑳\\]|分之|(?<![^\W\d_])(?:pi|infinity|infty|oo)(?![^\W\d_])|[=<>≤≥≠+^¹²³⁰-₉]|\w\s?[-*/−·]\s?\w|,"
 )
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d\d?|\d{4,})|0,\d+)")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from lemma.grading.conclusions import CIRCUMSTANCE, PLAIN, conclude
+from lemma.grading.conclusions import CIRCUMSTANCE, PLAIN, conclude, said_correct
 from lemma.grading.languages import nouns_in
 from lemma.grading.lexer import Lexeme, lex
 from lemma.grading.objects import (
@@ -161,6 +161,9 @@ def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: boo
     found = read_object(tokens, place, text)
     if found is not None and compares(tokens, found.after):
         return _words(tokens, place, text)
+    verb = unmarked(tokens, found.after) if found is not None and found.kind == "choice" else None
+    if verb is not None and "be" in verb.parts and "ends" not in verb.parts and not said_correct(tokens, place):
+        return None
     if negated or denial:
         if found is None:
             words = _words(tokens, begin, text)
