@@ -235,13 +235,13 @@ def _has_clause(tokens: list[Lexeme], place: int, low: str, before: Lexeme | Non
         return False
     if before is not None and (before.text.lower() == "but" or (low in ("as", "since") and before.text in ",，")):
         return before.text.lower() != "but"
-    return not _begins_value(tokens, place + 1)
+    return not begins_value(tokens, place + 1)
 
 
-def _begins_value(tokens: list[Lexeme], place: int) -> bool:
+def begins_value(tokens: list[Lexeme], place: int) -> bool:
     while place < len(tokens) and (tokens[place].kind == "mark" or is_light(tokens[place])):
         place += 1
-    return place < len(tokens) and tokens[place].is_value
+    return place < len(tokens) and (tokens[place].is_value or LETTER.fullmatch(tokens[place].text) is not None)
 
 
 def _results(before: Clause, tokens: list[Lexeme], place: int) -> bool:
