@@ -182,7 +182,7 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         elif (
             low in ("which", "that is")
             and clauses[-1].kind in ("main", "so", "comma")
-            and _results(clauses[-1], tokens, place)
+            and _results(next((c for c in reversed(clauses) if c.values), clauses[-1]), tokens, place)
         ):
             clauses.append(Clause("which"))
         else:
@@ -278,9 +278,9 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
         if not leads and (before is None or "so" in before.parts) and ends_member(tokens, place + 1):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
-    counted = place and tokens[place - 1].text.lower() in ("only", "exactly", "just")
+    counted = place > 0 and tokens[place - 1].text.lower() in ("only", "exactly", "just")
     vague = token.text.lower() in ("one", "zero") and not counted and not ends_member(tokens, place + 1)
-    if leads and not vague and spelt_number(token.text) is not None:
+    if (leads or counted) and not vague and spelt_number(token.text) is not None:
         return Stated(str(spelt_number(token.text)), place + 1, "value")
     return None
 

@@ -155,10 +155,7 @@ def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: boo
     if verb is not None and "be" in verb.parts and "ends" not in verb.parts and not said_correct(tokens, place):
         return None
     if negated or denial:
-        if found is None:
-            words = _words(tokens, begin, text)
-            return None if words is None or negated else words
-        return _instead(tokens, found, text)
+        return _instead(tokens, found, text) if found is not None else None
     if found is not None:
         return _instead(tokens, found, text) if _denied_after(tokens, found.after) else found
     return _clause(tokens, place, labelled, text)

@@ -157,7 +157,23 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
         ("This gives us a probability of 3 in 8.", (), ("3", "8")),
         ("The total is 9.\nTo", (), ("9",)),
     ],
+    "options that are subjects, reasons that restate": [
+        ("Answer choice A is too large and C is too small, so we pick B.", ("B",), ("A", "C")),
+        ("Comparing with the options, we see that option C, 48, is correct.", ("C",), ("48",)),
+        ("(A) is wrong and (B) is right.", ("B",), ("A",)),
+        ("따라서 정답은 ④가 아니라 12입니다.", ("12",), ("4",)),
+        ("The value is 6, which equals 3 factorial.", ("6",), ("3",)),
+        ("The answer is never negative, so it is 4.", ("4",), ()),
+        ("Answer: double 12", (), ("12",)),
+        ("Thus, the population in 2030 will be about 52,000.", ("52000",), ("2030", "52")),
+        ("Exactly two of the five statements are true.", ("2",), ("5",)),
+        ("In the end **5** of them stay, and that is 3 more than before.", ("5",), ("3",)),
+    ],
     "values read whole": [
+        ("Speed: 45 km/h", ("45", "45 km/h"), ()),
+        ("So the speed is 5 m/s.", ("5", r"5\text{ m/s}"), ()),
+        ("The solutions are x = 1, 2, and 5.", ("1,2,5",), ("5", "2,5")),
+        (r"\boxed{\int_1^e \frac{1}{x}\,dx}", ("1",), ("e",)),
         (
             r"The answer is \begin{pmatrix} -1 & 0 \\ 0 & 2 \end{pmatrix}.",
             (r"\begin{pmatrix}-1&0\\0&2\end{pmatrix}",),
