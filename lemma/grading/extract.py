@@ -269,7 +269,7 @@ def _conclusion(text: str) -> Extraction | None:
 
 def _short(text: str) -> Extraction | None:
     """A text that is itself the answer, or a label, a verb or an adverb with it: "Total: 7", "It must be B"."""
-    if "\n" in text or not is_bare(text) or (is_prose(text) and read_residues(text) is None):
+    if "\n" in text.strip("$ \n") or not is_bare(text) or (is_prose(text) and read_residues(text) is None):
         return None
     if _plain_words(text) and (asks(text) or denied(text)):
         return NOTHING

@@ -34,7 +34,7 @@ _LETTER = (
     rf"|(?:(?<=[-−+=^/*])|(?<=[-−+=^/*]\s))(?!{_LITTLE})[A-Za-z]{{2}}(?!{_ALPHA}))"
 )
 _FUNCTION = (
-    r"(?<![^\W\d_])(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
+    r"(?<![^\W\d_])(?:(?:np|numpy|math|sp)\.)?(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
     r"(?=\s?[\d(√π\\^_{₀-₉]|\s[A-Za-z](?![A-Za-z])))(?![A-Za-z])[₀-₉]*\s?"
 )
 _MATRIX = r"\\begin\{(?:[bpvV]?matrix|cases|array)\}[^\n]{1,400}?\\end\{\w+\}"

@@ -148,7 +148,7 @@ def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: boo
     place, denial = skip_light(tokens, begin, labelled)
     if any(token.text.lower() in ("at least", "at most") for token in tokens[begin:place]):
         return _words(tokens, begin, text)
-    found = read_object(tokens, place, text)
+    found = _formula(tokens, place, text) or read_object(tokens, place, text)
     if found is not None and compares(tokens, found.after):
         return _words(tokens, place, text)
     verb = unmarked(tokens, found.after) if found is not None and found.kind == "choice" else None
@@ -159,6 +159,23 @@ def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: boo
     if found is not None:
         return _instead(tokens, found, text) if _denied_after(tokens, found.after) else found
     return _clause(tokens, place, labelled, text)
+
+
+def _formula(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
+    """All that follows up to the end of the clause, if it is LaTeX with letters between spaces: b s+1, X^{2} t."""
+    end = place
+    while end < len(tokens) and (tokens[end].kind != "punct" or tokens[end].text in "()"):
+        token = tokens[end]
+        if token.kind in ("math", "choice", "mark") or (token.kind == "word" and (token.parts or len(token.text) > 1)):
+            return None
+        end += 1
+    if end - place < 2:
+        return None
+    said = words_of(tokens[place:end], text)
+    return Stated(said, end, "value") if _WRITTEN.search(said) else None
+
+
+_WRITTEN = re.compile(r"[\\^_=]|\w[+*/-]")
 
 
 def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stated | None:
