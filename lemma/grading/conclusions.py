@@ -83,9 +83,6 @@ def _best(clauses: list[Clause], ranks: tuple[int, ...]) -> Stated | None:
             found = clause.best(PLAIN if clause.kind == "which" else least)
             if found is not None:
                 return found
-        where = [c for c in clauses if c.kind == "sub" and c.word == "where"] if least == PLAIN else []
-        if where and where[-1].best(PLAIN):
-            return where[-1].best(PLAIN)
     return None
 
 
@@ -111,7 +108,6 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
         told = read_condition(tokens, place, text) if token.kind in ("word", "math") else None
         if told is not None:
             clauses[-1].values.append((AFTER_VERB if told[1] else CIRCUMSTANCE, told[0]))
-            clauses[-1].kind = "main" if told[1] and clauses[-1].word in ("except", "excluding") else clauses[-1].kind
             place = told[0].after
             continue
         found = _value(tokens, place, text)
@@ -187,8 +183,6 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
             clauses.append(Clause("which"))
         else:
             clauses.append(Clause("sub", low, reason=_gives_reason(parts, low, before)))
-    elif "be" in parts and clauses[-1].kind == "sub" and clauses[-1].word == "not" and "'" in low:
-        clauses.append(Clause("main"))
     elif low == "to" and place + 1 < len(tokens) and tokens[place + 1].kind == "word" and clauses[-1].values:
         clauses.append(Clause("sub"))
 
@@ -220,8 +214,6 @@ _PEOPLE = frozenset({"i", "we", "you", "he", "she", "it", "they"})
 
 def _continues(clause: Clause, parts: frozenset[str], low: str, before: Lexeme | None) -> bool:
     """Whether a word that may begin a conclusion is part of the clause it is in: after giving 8, if so then 5."""
-    if low == "then" and clause.kind == "leading":
-        return True
     if before is None or before.kind != "word":
         return False
     return ("at" in before.parts and low in _PARTICIPLES) or (

@@ -158,6 +158,8 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
         ("The total is 9.\nTo", (), ("9",)),
     ],
     "options that are subjects, reasons that restate": [
+        ("Together it takes them 3 minutes to walk the 1 mile home.", ("3",), ("1",)),
+        ("Then Ann gave a total of 5 marbles to 3 friends.", ("5",), ("3",)),
         ("Answer choice A is too large and C is too small, so we pick B.", ("B",), ("A", "C")),
         ("Comparing with the options, we see that option C, 48, is correct.", ("C",), ("48",)),
         ("(A) is wrong and (B) is right.", ("B",), ("A",)),
