@@ -162,7 +162,7 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
         clauses.append(Clause("main"))
     elif (low in _PARTICIPLES and "so" in parts) or (
-        low in _REACHES and before is not None and before.text.lower() in _PEOPLE
+        low in _REACHES and before is not None and (before.text.lower() in _PEOPLE or is_light(before))
     ):
         pass
     elif (

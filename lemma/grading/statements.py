@@ -184,7 +184,7 @@ def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stat
     end = next((i for i in range(place, len(tokens)) if tokens[i].ends_sentence(text)), len(tokens))
     if words is None:
         return None
-    told = any("be" in token.parts for token in tokens[place:end])
+    told = any(token.parts & {"be", "has"} for token in tokens[place:end])
     compared = any(token.text.lower() in COMPARISONS for token in tokens[place : words.after])
     if compared and not told and words.after - place < 5:
         return words

@@ -140,6 +140,13 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
         ("所以选 B，因为 A 的值是 3。", ("B",), ("3",)),
     ],
     "headings, code and remarks": [
+        (
+            "### Final Answer\nAfter removing 3 of them, we conclude that:\n\\[\nt_1 + t_2 = 9\n\\]",
+            ("t_1+t_2=9",),
+            ("3",),
+        ),
+        ("The computed value of \\(x^{2} + y^{3}\\) is indeed \\(13\\).", ("13",), ("3", "2")),
+        ("In position 3 is Bob, and his drink is **7up**.\n\n7up", ("7up",), ("3", "7")),
         ("So it is 6.\n\n### Final Answer\nThe value for the person whose house is 2 is Fish.", ("Fish",), ("2", "6")),
         ("### Final Answer\nThe number of students who solved only B is \\(6\\).", ("6",), ("B",)),
         (
