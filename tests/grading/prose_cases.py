@@ -146,7 +146,7 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
             ("3",),
         ),
         ("The computed value of \\(x^{2} + y^{3}\\) is indeed \\(13\\).", ("13",), ("3", "2")),
-        ("In position 3 is Bob, and his drink is **7up**.\n\n7up", ("7up",), ("3", "7")),
+        ("In position 3 is Bob, and his drink is **7up**.\n\n7up", ("7up",), ("7",)),
         ("So it is 6.\n\n### Final Answer\nThe value for the person whose house is 2 is Fish.", ("Fish",), ("2", "6")),
         ("### Final Answer\nThe number of students who solved only B is \\(6\\).", ("6",), ("B",)),
         (
