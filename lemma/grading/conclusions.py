@@ -83,9 +83,6 @@ def _best(clauses: list[Clause], ranks: tuple[int, ...]) -> Stated | None:
             found = clause.best(PLAIN if clause.kind == "which" else least)
             if found is not None:
                 return found
-        where = [c for c in clauses if c.kind == "sub" and c.word == "where"] if least == PLAIN else []
-        if where and where[-1].best(PLAIN):
-            return where[-1].best(PLAIN)
     return None
 
 
@@ -111,13 +108,12 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
         told = read_condition(tokens, place, text) if token.kind in ("word", "math") else None
         if told is not None:
             clauses[-1].values.append((AFTER_VERB if told[1] else CIRCUMSTANCE, told[0]))
-            clauses[-1].kind = "main" if told[1] and clauses[-1].word in ("except", "excluding") else clauses[-1].kind
             place = told[0].after
             continue
         found = _value(tokens, place, text)
         if found is not None and token.is_value and _leads_sentence(tokens, place):
             found = read_one(tokens, place, text)
-        if found is None or compares(tokens, found.after) or _said_correct(tokens, place) is False:
+        if found is None or compares(tokens, found.after) or said_correct(tokens, place) is False:
             place += 1
             continue
         subject = tokens[found.after : found.after + 1]
@@ -166,7 +162,7 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
         clauses.append(Clause("main"))
     elif (low in _PARTICIPLES and "so" in parts) or (
-        low in _REACHES and before is not None and before.text.lower() in _PEOPLE
+        low in _REACHES and before is not None and (before.text.lower() in _PEOPLE or is_light(before))
     ):
         pass
     elif (
@@ -182,13 +178,11 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         elif (
             low in ("which", "that is")
             and clauses[-1].kind in ("main", "so", "comma")
-            and _results(clauses[-1], tokens, place)
+            and _results(next((c for c in reversed(clauses) if c.values), clauses[-1]), tokens, place)
         ):
             clauses.append(Clause("which"))
         else:
             clauses.append(Clause("sub", low, reason=_gives_reason(parts, low, before)))
-    elif "be" in parts and clauses[-1].kind == "sub" and clauses[-1].word == "not" and "'" in low:
-        clauses.append(Clause("main"))
     elif low == "to" and place + 1 < len(tokens) and tokens[place + 1].kind == "word" and clauses[-1].values:
         clauses.append(Clause("sub"))
 
@@ -220,8 +214,6 @@ _PEOPLE = frozenset({"i", "we", "you", "he", "she", "it", "they"})
 
 def _continues(clause: Clause, parts: frozenset[str], low: str, before: Lexeme | None) -> bool:
     """Whether a word that may begin a conclusion is part of the clause it is in: after giving 8, if so then 5."""
-    if low == "then" and clause.kind == "leading":
-        return True
     if before is None or before.kind != "word":
         return False
     return ("at" in before.parts and low in _PARTICIPLES) or (
@@ -235,13 +227,13 @@ def _has_clause(tokens: list[Lexeme], place: int, low: str, before: Lexeme | Non
         return False
     if before is not None and (before.text.lower() == "but" or (low in ("as", "since") and before.text in ",，")):
         return before.text.lower() != "but"
-    return not _begins_value(tokens, place + 1)
+    return not begins_value(tokens, place + 1)
 
 
-def _begins_value(tokens: list[Lexeme], place: int) -> bool:
+def begins_value(tokens: list[Lexeme], place: int) -> bool:
     while place < len(tokens) and (tokens[place].kind == "mark" or is_light(tokens[place])):
         place += 1
-    return place < len(tokens) and tokens[place].is_value
+    return place < len(tokens) and (tokens[place].is_value or LETTER.fullmatch(tokens[place].text) is not None)
 
 
 def _results(before: Clause, tokens: list[Lexeme], place: int) -> bool:
@@ -270,7 +262,7 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     chosen = before is not None and "chooses" in before.parts
     leads = token.bold or (before is not None and bool(before.parts & {"be", "has", "chooses"}))
     if LETTER.fullmatch(token.text):
-        said = _said_correct(tokens, place)
+        said = said_correct(tokens, place)
         if said is not None:
             return Stated(token.text, place + 1, "choice") if said else None
         if chosen:
@@ -278,9 +270,9 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
         if not leads and (before is None or "so" in before.parts) and ends_member(tokens, place + 1):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
-    counted = place and tokens[place - 1].text.lower() in ("only", "exactly", "just")
+    counted = place > 0 and tokens[place - 1].text.lower() in ("only", "exactly", "just")
     vague = token.text.lower() in ("one", "zero") and not counted and not ends_member(tokens, place + 1)
-    if leads and not vague and spelt_number(token.text) is not None:
+    if (leads or counted) and not vague and spelt_number(token.text) is not None:
         return Stated(str(spelt_number(token.text)), place + 1, "value")
     return None
 
@@ -290,11 +282,11 @@ def _leads(token: Lexeme) -> bool:
     return not is_light(token) or "chooses" in token.parts
 
 
-def _said_correct(tokens: list[Lexeme], place: int) -> bool | None:
+def said_correct(tokens: list[Lexeme], place: int) -> bool | None:
     """Whether an option is said to be correct, or not to be: option D is correct, B) is not right; None for neither."""
     verb, negated = None, False
     for token in tokens[place + 1 : place + 12]:
-        if token.kind == "mark" or (verb is None and token.text in ").）"):
+        if token.kind == "mark" or (verb is None and (token.text in ").,，）" or token.is_value)):
             continue
         if token.text.lower() in _WRONG and verb is not None:
             return negated
@@ -315,7 +307,8 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     token = tokens[place]
     if token.kind == "math" and _NAME.fullmatch(token.text):
         return CIRCUMSTANCE
-    if token.bold and bold:
+    chosen = (token.kind == "choice" or LETTER.fullmatch(token.text)) and said_correct(tokens, place)
+    if (token.bold and bold) or chosen:
         return _BOLD
     before = place - 1
     while before >= 0 and (

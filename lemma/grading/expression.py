@@ -357,9 +357,7 @@ class _Reader:
             tree: Tree = ("div", ("fun", "ln", argument), ("fun", "ln", base))
         elif name == "lg":
             tree = ("div", ("fun", "ln", argument), ("fun", "ln", ("num", Fraction(10))))
-        elif name == "abs":
-            tree = ("abs", argument)
-        elif name in ("floor", "ceil"):
+        elif name in ("abs", "floor", "ceil"):
             tree = (name, argument)
         elif name == "cbrt":
             tree = ("root", argument, ("num", Fraction(3)))

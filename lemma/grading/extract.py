@@ -36,7 +36,6 @@ _NEAR = 600
 _NEXT_TURN = re.compile(r"\n\W*(?:question|problem|q|user|human|exercise|example|instruction)\b", re.IGNORECASE)
 _VALUE = re.compile(r"\d|^[A-J]$|\\")
 _CLASS_WORDS = re.compile(r"\b(?:congruent|modulo|mod|remainder|multiples?|divisible|form)\b")
-_STATED = re.compile(r"(?<![\\A-Za-z])(?:is|are|equals?|gets?|gives?)\s+(?:\$|\\[(\[]|-?\.?\d)")
 _WORD = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?"
@@ -210,12 +209,7 @@ def _box_content(text: str, after: int) -> tuple[str, int] | None:
     end = closing_brace(text, place)
     if end < 0:
         return None
-    content = text[place + 1 : end]
-    nested = _BOX.match(content.strip())
-    if nested:
-        inner = _box_content(content.strip(), nested.end())
-        content = inner[0] if inner else content
-    return content, end + 1
+    return text[place + 1 : end], end + 1
 
 
 def _joined(between: str) -> bool:
@@ -275,9 +269,7 @@ def _conclusion(text: str) -> Extraction | None:
 
 def _short(text: str) -> Extraction | None:
     """A text that is itself the answer, or a label, a verb or an adverb with it: "Total: 7", "It must be B"."""
-    if _is_formula(text):
-        return Extraction(text, "bare")
-    if "\n" in text or not is_bare(text) or (is_prose(text) and read_residues(text) is None):
+    if "\n" in text.strip("$ \n") or not is_bare(text) or (is_prose(text) and read_residues(text) is None):
         return None
     if _plain_words(text) and (asks(text) or denied(text)):
         return NOTHING
@@ -288,11 +280,8 @@ def _short(text: str) -> Extraction | None:
 def _from_sentence(sentence: str) -> str | None:
     """The answer within the sentence that states it."""
     sentence = sentence.strip().strip("*").strip()
-    if is_bare(sentence):
-        return sentence or None
-    first = object_first(sentence)
-    extraction = None if first else _conclusion(sentence)
-    return extraction.answer if extraction else first
+    extraction = _conclusion(sentence)
+    return object_first(sentence) or (extraction.answer if extraction else None)
 
 
 def _plain_words(text: str) -> int:
@@ -306,21 +295,10 @@ def is_prose(text: str) -> bool:
     return _plain_words(text[-4_000:]) >= 3
 
 
-def _is_formula(text: str) -> bool:
-    """Whether the whole text is one formula between delimiters, perhaps on several lines."""
-    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)")):
-        if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening):
-            inside = text[len(opening) : -len(closing)]
-            return "$" not in inside and "\\[" not in inside and "\\(" not in inside and not is_prose(inside)
-    return False
-
-
 def is_bare(text: str) -> bool:
     """Whether a text without any answer marker is itself the answer."""
     text = text.strip()
     if not text or len(text) > 2_000 or text.count("\n") > 3:
-        return False
-    if _STATED.search(text):
         return False
     if not is_prose(text) or (_CLASS_WORDS.search(text) and read_residues(text) is not None):
         return True

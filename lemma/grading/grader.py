@@ -108,7 +108,7 @@ def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules)
     return None if given is None else given == wanted
 
 
-_WORDS = re.compile(r"(?:[^\W\d_]{2,}[ '-]?){1,4}")
+_WORDS = re.compile(r"(?:\d{0,3}[^\W\d_]{2,}[ '-]?){1,4}")
 _LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called)\b(?:\s+(?:an?|the))?)"
 
 

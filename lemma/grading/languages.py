@@ -79,7 +79,7 @@ ENGLISH = Wording(
     "which gives|which leaves|which makes|giving|making|leaving|for a total of|in short|in brief|all in all",
     no="not|isn't|aren't|wasn't|never|cannot|can't|neither|couldn't|won't|isnt|shouldn't|wouldn't|can not|hardly",
     at="in|of|for|from|per|by|with|at|on|after|before|within|over|under|below|above|between|among|than|each|every|during|"
-    "out of|to|into|times|through|across|until|about|as|using|another|without|against|via|since|beside|besides|"
+    "out of|to|into|times|through|across|until|as|using|another|without|against|via|since|beside|besides|"
     "except",
     joins="and|or|&|and also",
     asks="will now|problem says|question says|problem states|question states|are told|"

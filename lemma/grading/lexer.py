@@ -34,7 +34,7 @@ _LETTER = (
     rf"|(?:(?<=[-−+=^/*])|(?<=[-−+=^/*]\s))(?!{_LITTLE})[A-Za-z]{{2}}(?!{_ALPHA}))"
 )
 _FUNCTION = (
-    r"(?<![^\W\d_])(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
+    r"(?<![^\W\d_])(?:(?:np|numpy|math|sp)\.)?(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
     r"(?=\s?[\d(√π\\^_{₀-₉]|\s[A-Za-z](?![A-Za-z])))(?![A-Za-z])[₀-₉]*\s?"
 )
 _MATRIX = r"\\begin\{(?:[bpvV]?matrix|cases|array)\}[^\n]{1,400}?\\end\{\w+\}"
@@ -55,7 +55,7 @@ _AFTER = (
 )
 _ATOM = (
     rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|{_MATRIX}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}"
-    rf"|{_COMMAND}|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
+    rf"|{_COMMAND}|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞①-⑳]|{CHINESE_FRACTION}){_AFTER}*"
 )
 _OPERATOR = (
     r"(?:\s*(?:<=|>=|!=|==|[-+−–±∓/÷×·⋅∙^=<>≤≥≠≈≡∪∩∈]|(?<!\*)\*(?!\*))\s*|\s+(?:x|mod)\s+(?=[\d$€£(])|\s:\s(?=\d)"
@@ -83,7 +83,7 @@ _FUNCTIONS = frozenset(
 )
 _GLUED = re.compile(r"[-‑]?[A-Za-zÀ-ÿ]+")
 _SIGNIFICANT = re.compile(
-    r"\d|[π∞√∛∅ℝℤℕℚ¼½¾⅐-⅞\\]|分之|(?<![^\W\d_])(?:pi|infinity|infty|oo)(?![^\W\d_])|[=<>≤≥≠+^¹²³⁰-₉]|\w\s?[-*/−·]\s?\w|,"
+    r"\d|[π∞√∛∅ℝℤℕℚ¼½¾⅐-⅞①-⑳\\]|分之|(?<![^\W\d_])(?:pi|infinity|infty|oo)(?![^\W\d_])|[=<>≤≥≠+^¹²³⁰-₉]|\w\s?[-*/−·]\s?\w|,"
 )
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d\d?|\d{4,})|0,\d+)")

@@ -69,35 +69,22 @@ _PERCENT = re.compile(
 )
 _GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?!\d|\s*/|\s*\\frac)")
 _COMMA_BRACE = re.compile(r"\{\s*,\s*\}|,\s*\\!\s*")
-_NAMES = [
-    (re.compile(r"\\(?:leqslant|leqq|leq)(?![A-Za-z])"), r"\\le "),
-    (re.compile(r"\\(?:geqslant|geqq|geq)(?![A-Za-z])"), r"\\ge "),
-    (re.compile(r"\\(?:neq|not\s*=)(?![A-Za-z])"), r"\\ne "),
-    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
-    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
-    (re.compile(r"<=|=<"), r"\\le "),
-    (re.compile(r">="), r"\\ge "),
-    (re.compile(r"!="), r"\\ne "),
-    (re.compile(r"~=|\\(?:simeq|approxeq)(?![A-Za-z])|\\doteq(?![A-Za-z])"), r"\\approx "),
-    (re.compile(r"\\(?:cupdot|bigcup|bigsqcup|sqcup)(?![A-Za-z])"), r"\\cup "),
-    (re.compile(r"\\(?:lbrace)(?![A-Za-z])"), r"\\{"),
-    (re.compile(r"\\(?:rbrace)(?![A-Za-z])"), r"\\}"),
-    (re.compile(r"\\(?:lbrack)(?![A-Za-z])"), "["),
-    (re.compile(r"\\(?:rbrack)(?![A-Za-z])"), "]"),
-    (re.compile(r"\\(?:vert|lvert|rvert|mid)(?![A-Za-z])"), "|"),
-    (re.compile(r"\\(?:dbinom|tbinom)(?![A-Za-z])"), r"\\binom"),
-    (re.compile(r"\\(?:cdotp|centerdot)(?![A-Za-z])"), r"\\cdot "),
-    (re.compile(r"\\div(?![A-Za-z])"), "/"),
-    (re.compile(r"\\langle(?![A-Za-z])"), "("),
-    (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
-    (re.compile(r"\\(?:dots|cdots|dotsc|dotso)(?![A-Za-z])"), r"\\ldots "),
-    (re.compile(r"\\colon(?![A-Za-z])"), ":"),
-    (re.compile(r"\\(?:imath|jmath)(?![A-Za-z])"), "i"),
-    (re.compile(r"\\(?:varnothing)(?![A-Za-z])"), r"\\emptyset "),
-    (re.compile(r"\\(?:varphi)(?![A-Za-z])"), r"\\phi "),
-    (re.compile(r"\\(?:varepsilon)(?![A-Za-z])"), r"\\epsilon "),
-]  # fmt: skip
-_ANY_NAME = re.compile("|".join(pattern.pattern for pattern, _ in _NAMES))
+_NAMES = {
+    spelling: name
+    for name, spellings in {
+        r"\le ": r"\leqslant \leqq \leq <= =<", r"\ge ": r"\geqslant \geqq \geq >=", r"\ne ": r"\neq !=",
+        r"\approx ": r"~= \simeq \approxeq \doteq", r"\cup ": r"\cupdot \bigcup \bigsqcup \sqcup", r"\{": r"\lbrace",
+        r"\}": r"\rbrace", r"\binom": r"\dbinom \tbinom", r"\cdot ": r"\cdotp \centerdot", "<": r"\lt", ">": r"\gt",
+        r"\ldots ": r"\dots \cdots \dotsc \dotso", "|": r"\vert \lvert \rvert \mid", "i": r"\imath \jmath",
+        "[": r"\lbrack", "]": r"\rbrack", "/": r"\div", "(": r"\langle", ")": r"\rangle", ":": r"\colon",
+        r"\emptyset ": r"\varnothing", r"\phi ": r"\varphi", r"\epsilon ": r"\varepsilon",
+    }.items()
+    for spelling in names(spellings)
+}  # fmt: skip
+_ANY_NAME = re.compile(
+    "|".join(re.escape(spelling) + ("(?![A-Za-z])" if spelling[0] == "\\" else "") for spelling in _NAMES)
+)
+_NOT_EQUAL = re.compile(r"\\not\s*=")
 _MATRIX = re.compile(r"\\begin\{(?:[bpvV]?matrix|smallmatrix|array)\}")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
 _MONEY = re.compile(
@@ -279,9 +266,7 @@ def normalise(text: str) -> str:
         text = _DEGREE_WORD.sub("°", _DEGREE.sub("°", text))
         if "'" in text or "prime" in text:
             text = _MINUTES.sub(_in_degrees, text)
-    if _ANY_NAME.search(text):
-        for pattern, name in _NAMES:
-            text = pattern.sub(name, text)
+    text = _ANY_NAME.sub(lambda m: _NAMES[m[0]], _NOT_EQUAL.sub("!=", text))
     if "inf" in text or "oo" in text or "Inf" in text:
         text = _INFINITY.sub(r"\\infty ", text)
     text = _SPACE_RUN.sub(" ", text).strip()

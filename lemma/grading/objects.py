@@ -14,6 +14,8 @@ LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-",
 LETTER = re.compile(r"[A-J]")
 _NAMED_OPTION = re.compile(r"([A-E])\s*=\s*(.+)")
 _ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\(\w\))?\s*(?:=|\\in)[^=]+$")
+_NUMBER = re.compile(r"[-−]?\d+(?:\.\d+|/\d+)?")
+_BELONGS = re.compile(r"\(mod|\\(?:pmod|%|text)|(?:[kcm]?m|mi|ft|k?g|[Ll])/(?:h|s|min|hr|[Ll]|m|cm)[²³]?$")
 _MORE = frozenset({"more", "less", "fewer", "greater", "above", "below", "higher", "lower", "up"})
 COMPARISONS = frozenset(
     names(
@@ -66,7 +68,8 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             break
         if not ends_member(tokens, following.after):
             break
-        if "=" in last + following.text and not (_ASSIGNED.match(last) and _ASSIGNED.match(following.text)):
+        another = _ASSIGNED.match(following.text) or _NUMBER.fullmatch(following.text)
+        if "=" in last + following.text and not (_ASSIGNED.match(last) and another):
             said, after, last = following.text, following.after, following.text
             continue
         if joined == " or " and _same_number(said, following.text):
@@ -74,7 +77,8 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             continue
         if joined == " or " and measured and following.after - next_place > 1 and following.kind == kind == "value":
             break
-        said, after, last = said + joined + following.text, following.after, following.text
+        said, after = said + joined + following.text, following.after
+        last = last if "=" in last and "=" not in following.text else following.text
     return Stated(said, after, kind)
 
 
@@ -192,10 +196,10 @@ def _with_unit(said: str, tokens: list[Lexeme], place: int, kind: str) -> Stated
             said += "%"
         elif token.kind == "math" and token.text in ("\\%", "^\\circ"):
             said += token.text
-        elif (token.kind == "value" and token.text.startswith(("(mod", "\\pmod", "\\%", "\\text"))) or (
+        elif (token.kind == "value" and _BELONGS.match(token.text)) or (
             token.kind == "word" and not counted and _measures(tokens, after)
         ):
-            said += " " + token.text
+            said += f" \\text{{ {token.text}}}" if "/" in token.text else " " + token.text
         elif said[-1:].isalpha() and not counted and (low in ("per", "/") or (low.startswith("/") and kind == "value")):
             if after + 1 < len(tokens) and tokens[after + 1].kind == "word" and is_unit(tokens[after + 1].text):
                 said += " per " + tokens[after + 1].text

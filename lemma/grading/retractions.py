@@ -47,14 +47,9 @@ def second_thought(text: str, place: int) -> str | None:
     said = list(_STATED.finditer(text, first.start()))
     statement = said[-1] if said else None
     if statement is not None and _FIGURE.search(text, statement.end()):
-        return text[statement.start() :] if _is_new(statement[0]) else text[statement.end() :]
+        return text[statement.end() :]
     denial = _DENIED.search(text, begin) or _DENIED_AT_ONCE.match(text, place)
     return "" if denial is not None and not _FIGURE.search(text, denial.end()) else None
-
-
-def _is_new(statement: str) -> bool:
-    """Whether the extraction recognises the text as a statement of an answer, so that it is passed on whole."""
-    return "answer" in statement.lower()
 
 
 def denied(text: str) -> bool:

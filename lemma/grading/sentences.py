@@ -73,16 +73,10 @@ _ITEM = re.compile(r"[-*•]\s+[*$\\(]*([A-Za-z])\s*=\s*([^=*$,]{1,40}?)(?:\\\))
 def _after_number(tokens: list[Lexeme]) -> list[Lexeme]:
     """The tokens of a sentence after the number that it has in a list."""
     kept = [t for t in tokens if t.kind != "mark"]
-    if len(kept) > 2 and "numbered" in kept[0].parts and kept[2].text in ".:":
-        return tokens[tokens.index(kept[2]) + 1 :]
-    if (
-        len(kept) > 3
-        and kept[0].kind == "value"
-        and kept[0].text.isdigit()
-        and kept[1].text in ".)"
-        and kept[2].kind == "word"
-    ):
-        return tokens[tokens.index(kept[1]) + 1 :]
+    named = bool(kept) and "numbered" in kept[0].parts
+    number = kept[named : named + 2]
+    if len(number) == 2 and number[0].text.isdigit() and number[1].text in ".):" and (named or len(kept) > 2):
+        return tokens[tokens.index(number[1]) + 1 :]
     return tokens
 
 
@@ -116,8 +110,6 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
         and any("asks" in t.parts for t in kept[1:2])
         and not any("=" in t.text for t in kept)
     ):
-        return "remark"
-    if "aside" in first.parts and not any(t.text == "," for t in kept):
         return "remark"
     if "aside" in first.parts and "ends" not in first.parts:
         return "remark"
@@ -181,9 +173,7 @@ def asks(text: str) -> bool:
 def introduced(text: str) -> bool:
     """Whether a short text says that what follows is a result, rather than being one: "Total: 7", "So 18"."""
     tokens = [token for token in lex(text, 0, len(text)) if token.kind != "mark"]
-    if len(tokens) < 2:
-        return False
-    if tokens[0].is_value or (LETTER.fullmatch(tokens[0].text) and tokens[0].text not in "AI"):
+    if not tokens or tokens[0].is_value:
         return any("ends" in token.parts and token.parts & {"aside", "no"} for token in tokens)
     colon = next(
         (i for i, token in enumerate(tokens) if token.text in (":", "：", "->", "=>", "→", "—", "–")), len(tokens)

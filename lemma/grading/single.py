@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -55,38 +55,31 @@ def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:
         factor = CENT.size
     if factor == 1 and squeezed(gold_text) == squeezed(answer_text) != "":
         return True
+    context = replace(context, gold=gold_text, answer=answer_text)
     gold_tree, answer_tree = _tree(gold.tokens, True), _tree(answer.tokens, False)
     if gold_tree is not None and answer_tree is not None:
         if _words_only(gold.tokens) and _words_only(answer.tokens) and not _product(gold.tokens):
             return same_words(gold_text, answer_text, context.rules)
-        return same_value(gold_tree, answer_tree, factor, context, gold_text, answer_text)
+        return same_value(gold_tree, answer_tree, factor, context)
     special = _special(gold_text, answer_text, context)
     if special is not None:
         return special
-    return _unread(gold, answer, gold_tree, answer_tree, gold_text, answer_text, context)
+    return same_words(gold_text, answer_text, context.rules) or _unread(gold, answer, gold_tree, answer_tree, context)
 
 
-def _unread(
-    gold: Leaf,
-    answer: Leaf,
-    gold_tree: Tree | None,
-    answer_tree: Tree | None,
-    gold_text: str,
-    answer_text: str,
-    context: Context,
-) -> bool:
-    if same_words(gold_text, answer_text, context.rules):
-        return True
+def _unread(gold: Leaf, answer: Leaf, gold_tree: Tree | None, answer_tree: Tree | None, context: Context) -> bool:
+    """Whether two leaves, of which one is no formula, are the same number in words, or the same for sympy."""
+    gold_text, answer_text = context.gold, context.answer
     gold_word, answer_word = is_text(gold.tokens), is_text(answer.tokens)
     spelt_gold = spelt_number(gold_text) if gold_word or not gold_text.isascii() else None
     spelt_answer = spelt_number(answer_text) if answer_word or not answer_text.isascii() else None
     if gold_word or answer_word or spelt_answer is not None or spelt_gold is not None:
         if spelt_gold is not None and answer_tree is not None:
-            return same_value(("num", spelt_gold), answer_tree, Fraction(1), context, gold_text, answer_text)
+            return same_value(("num", spelt_gold), answer_tree, Fraction(1), context)
         if spelt_answer is not None and gold_tree is not None:
-            return same_value(gold_tree, ("num", spelt_answer), Fraction(1), context, gold_text, answer_text)
+            return same_value(gold_tree, ("num", spelt_answer), Fraction(1), context)
         return False
-    return context.symbolic(gold_text, answer_text)
+    return context.symbolic(context.gold, context.answer)
 
 
 def unread_leaves(node: Node) -> tuple[str, ...]:
@@ -176,7 +169,7 @@ def _same_ratio(gold: str, answer: str, context: Context) -> bool | None:
     if len(left) != len(right):
         return False
     return all(
-        same_value(("div", a, left[-1]), ("div", b, right[-1]), Fraction(1), context, gold, answer)
+        same_value(("div", a, left[-1]), ("div", b, right[-1]), Fraction(1), context)
         for a, b in zip(left[:-1], right[:-1], strict=True)
     )
 
@@ -216,12 +209,12 @@ def _based(gold: str, answer: str, bases: tuple[re.Match[str] | None, re.Match[s
     return left_digits.lstrip("0").upper() == right_digits.lstrip("0").upper()
 
 
-def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context, gold_text: str, answer_text: str) -> bool:
+def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context) -> bool:
     """Whether two trees have the same value, in any interpretation of degrees and percent that one side leaves open."""
     for modes in _readings(gold, answer, context.rules):
         if not modes[1] and not _at_least_one(answer if evaluate.contains(gold, "pct") else gold):
             continue
-        if _equal(gold, answer, factor, modes, context, gold_text, answer_text):
+        if _equal(gold, answer, factor, modes, context):
             return True
     return False
 
@@ -243,15 +236,7 @@ def _readings(gold: Tree, answer: Tree, rules: Rules) -> list[tuple[bool, bool]]
     return [(degree, percent) for degree in degrees for percent in percents]
 
 
-def _equal(
-    gold: Tree,
-    answer: Tree,
-    factor: Fraction,
-    modes: tuple[bool, bool],
-    context: Context,
-    gold_text: str,
-    answer_text: str,
-) -> bool:
+def _equal(gold: Tree, answer: Tree, factor: Fraction, modes: tuple[bool, bool], context: Context) -> bool:
     letters = evaluate.symbols(gold) | evaluate.symbols(answer)
     rules = context.rules
     try:
@@ -266,7 +251,7 @@ def _equal(
                 )
         return True
     except (NotRational, Undefined):
-        return _equal_numerically(gold, answer, factor, modes, context, letters, gold_text, answer_text)
+        return _equal_numerically(gold, answer, factor, modes, context)
 
 
 def _has_roots(gold: Tree, answer: Tree) -> bool:
@@ -292,17 +277,8 @@ def _within(left: Any, right: Any, rules: Rules) -> bool:
     return bool(evaluate._context().isfinite(size) and apart <= max(rules.absolute, rules.relative * size))
 
 
-def _equal_numerically(
-    gold: Tree,
-    answer: Tree,
-    factor: Fraction,
-    modes: tuple[bool, bool],
-    context: Context,
-    letters: frozenset[str],
-    gold_text: str,
-    answer_text: str,
-) -> bool:
-    rules = context.rules
+def _equal_numerically(gold: Tree, answer: Tree, factor: Fraction, modes: tuple[bool, bool], context: Context) -> bool:
+    rules, letters = context.rules, evaluate.symbols(gold) | evaluate.symbols(answer)
     with enough_digits(gold, answer) as close:
         scale = evaluate._context().mpf(factor.numerator) / factor.denominator
         decided = 0
@@ -321,4 +297,4 @@ def _equal_numerically(
                 return close(left, evaluate.numeric(answer, 4, modes, True) * scale)
             except Undefined:
                 return True
-    return True if decided else context.symbolic(gold_text, answer_text)
+    return True if decided else context.symbolic(context.gold, context.answer)

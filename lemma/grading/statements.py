@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from lemma.grading.conclusions import CIRCUMSTANCE, PLAIN, conclude
+from lemma.grading.conclusions import PLAIN, begins_value, conclude, said_correct
 from lemma.grading.languages import nouns_in
 from lemma.grading.lexer import Lexeme, lex
 from lemma.grading.objects import (
@@ -127,66 +127,73 @@ def _lead(tokens: list[Lexeme], noun: int, text: str) -> tuple[int, bool, bool] 
             if token.text == "\n" and (first or words == 0):
                 return place + 1, negated, True
             if token.text == "." and first and words == 0:
-                return (place + 1, negated, True) if _begins_value(tokens, place + 1) else None
+                return (place + 1, negated, True) if begins_value(tokens, place + 1) else None
             if token.text not in ",，()":
                 return None
             words += 1
         elif token.is_value and negated and all(t.kind != "punct" for t in tokens[noun + 1 : place]):
             return place, negated, False
         elif token.is_value:
-            before = tokens[place - 1]
-            if place == noun + 1 and (first or not tokens[noun].text.isascii()):
-                return place, negated, True
-            if (
-                all(is_light(t) or t.kind == "mark" for t in tokens[noun + 1 : place])
-                and not tokens[noun].text.isascii()
-            ):
-                return place, negated, False
-            if not before.parts & {"numbered", "at"}:
+            led = all(is_light(t) or t.kind == "mark" for t in tokens[noun + 1 : place])
+            if (first and place == noun + 1) or (led and not tokens[noun].text.isascii()):
+                return place, negated, place == noun + 1
+            if not tokens[place - 1].parts & {"numbered", "at"}:
                 return None
             words += 1
         place += 1
     return None
 
 
-def _begins_value(tokens: list[Lexeme], place: int) -> bool:
-    token = unmarked(tokens, place)
-    return token is not None and (token.is_value or LETTER.fullmatch(token.text) is not None)
-
-
 def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: bool, text: str) -> Stated | None:
     place, denial = skip_light(tokens, begin, labelled)
     if any(token.text.lower() in ("at least", "at most") for token in tokens[begin:place]):
         return _words(tokens, begin, text)
-    found = read_object(tokens, place, text)
+    found = _formula(tokens, place, text) or read_object(tokens, place, text)
     if found is not None and compares(tokens, found.after):
         return _words(tokens, place, text)
+    verb = unmarked(tokens, found.after) if found is not None and found.kind == "choice" else None
+    if verb is not None and "be" in verb.parts and "ends" not in verb.parts and not said_correct(tokens, place):
+        return None
     if negated or denial:
-        if found is None:
-            words = _words(tokens, begin, text)
-            return None if words is None or negated else words
-        return _instead(tokens, found, text)
+        return _instead(tokens, found, text) if found is not None else None
     if found is not None:
         return _instead(tokens, found, text) if _denied_after(tokens, found.after) else found
     return _clause(tokens, place, labelled, text)
+
+
+def _formula(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
+    """All that follows up to the end of the clause, if it is LaTeX with letters between spaces: b s+1, X^{2} t."""
+    end = place
+    while end < len(tokens) and (tokens[end].kind != "punct" or tokens[end].text in "()"):
+        token = tokens[end]
+        if token.kind in ("math", "choice", "mark") or (token.kind == "word" and (token.parts or len(token.text) > 1)):
+            return None
+        end += 1
+    if end - place < 2:
+        return None
+    said = words_of(tokens[place:end], text)
+    return Stated(said, end, "value") if _WRITTEN.search(said) else None
+
+
+_WRITTEN = re.compile(r"[\\^_=]|\w[+*/-]")
 
 
 def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stated | None:
     """An object that is no value at once: words, or a clause with a value in it."""
     words = _words(tokens, place, text)
     end = next((i for i in range(place, len(tokens)) if tokens[i].ends_sentence(text)), len(tokens))
-    goes_on = labelled and any(token.kind != "mark" and token.text != "\n" for token in tokens[end + 1 :])
     if words is None:
         return None
-    inside = tokens[place : words.after]
-    if labelled and any(t.is_value or "be" in t.parts for t in tokens[place:end]):
-        return Stated("", place, "heading")
-    if not any(token.is_value for token in inside):
-        number = spelt_number(words.text)
-        return words if number is None else Stated(str(number), words.after, "value")
-    if any(token.text.lower() in COMPARISONS for token in inside):
+    told = any(token.parts & {"be", "has"} for token in tokens[place:end])
+    compared = any(token.text.lower() in COMPARISONS for token in tokens[place : words.after])
+    if compared and not told and words.after - place < 5:
         return words
-    found = None if goes_on else conclude(tokens[place:end], text, CIRCUMSTANCE if labelled else PLAIN)
+    if labelled and (told or any(token.is_value for token in tokens[place:end])):
+        return Stated("", place, "heading")
+    number = spelt_number(words.text)
+    if number is not None:
+        return Stated(str(number), words.after, "value")
+    found = conclude(tokens[place:end], text, PLAIN)
     return Stated(found.text, end, found.kind) if found else words
 
 

@@ -26,7 +26,7 @@ def _parse(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
     check_symbolic(text)
-    text = _as_fractions(_without_imaginary_index(text))
+    text = _BOUNDS.sub(r"_{\1}^{\2}", _as_fractions(_without_imaginary_index(text)))
     parsed = parse(
         "$" + text.replace("$", "") + "$",
         extraction_config=[LatexExtractionConfig()],
@@ -38,6 +38,7 @@ def _parse(text: str) -> list[Any]:
     return list(parsed)
 
 
+_BOUNDS = re.compile(r"(?<=\\int)_(\w)\s*\^(\w)")
 _INDEX = re.compile(r"\\(?:sum|prod)_\{\s*i\s*=")
 
 

@@ -36,9 +36,7 @@ def same_vector(gold: Leaf | Sequence[Node], answer: Leaf | Sequence[Node], cont
     left, right = (_components(side, size) for side in (gold, answer))
     if left is None or right is None:
         return False
-    return all(
-        same_value(a, b, Fraction(1), context, context.gold, context.answer) for a, b in zip(left, right, strict=True)
-    )
+    return all(same_value(a, b, Fraction(1), context) for a, b in zip(left, right, strict=True))
 
 
 def _components(side: Leaf | Sequence[Node], size: int) -> list[Tree] | None:

@@ -140,6 +140,13 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
         ("所以选 B，因为 A 的值是 3。", ("B",), ("3",)),
     ],
     "headings, code and remarks": [
+        (
+            "### Final Answer\nAfter removing 3 of them, we conclude that:\n\\[\nt_1 + t_2 = 9\n\\]",
+            ("t_1+t_2=9",),
+            ("3",),
+        ),
+        ("The computed value of \\(x^{2} + y^{3}\\) is indeed \\(13\\).", ("13",), ("3", "2")),
+        ("In position 3 is Bob, and his drink is **7up**.\n\n7up", ("7up",), ("7",)),
         ("So it is 6.\n\n### Final Answer\nThe value for the person whose house is 2 is Fish.", ("Fish",), ("2", "6")),
         ("### Final Answer\nThe number of students who solved only B is \\(6\\).", ("6",), ("B",)),
         (
@@ -157,7 +164,25 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
         ("This gives us a probability of 3 in 8.", (), ("3", "8")),
         ("The total is 9.\nTo", (), ("9",)),
     ],
+    "options that are subjects, reasons that restate": [
+        ("Together it takes them 3 minutes to walk the 1 mile home.", ("3",), ("1",)),
+        ("Then Ann gave a total of 5 marbles to 3 friends.", ("5",), ("3",)),
+        ("Answer choice A is too large and C is too small, so we pick B.", ("B",), ("A", "C")),
+        ("Comparing with the options, we see that option C, 48, is correct.", ("C",), ("48",)),
+        ("(A) is wrong and (B) is right.", ("B",), ("A",)),
+        ("따라서 정답은 ④가 아니라 12입니다.", ("12",), ("4",)),
+        ("The value is 6, which equals 3 factorial.", ("6",), ("3",)),
+        ("The answer is never negative, so it is 4.", ("4",), ()),
+        ("Answer: double 12", (), ("12",)),
+        ("Thus, the population in 2030 will be about 52,000.", ("52000",), ("2030", "52")),
+        ("Exactly two of the five statements are true.", ("2",), ("5",)),
+        ("In the end **5** of them stay, and that is 3 more than before.", ("5",), ("3",)),
+    ],
     "values read whole": [
+        ("Speed: 45 km/h", ("45", "45 km/h"), ()),
+        ("So the speed is 5 m/s.", ("5", r"5\text{ m/s}"), ()),
+        ("The solutions are x = 1, 2, and 5.", ("1,2,5",), ("5", "2,5")),
+        (r"\boxed{\int_1^e \frac{1}{x}\,dx}", ("1",), ("e",)),
         (
             r"The answer is \begin{pmatrix} -1 & 0 \\ 0 & 2 \end{pmatrix}.",
             (r"\begin{pmatrix}-1&0\\0&2\end{pmatrix}",),

@@ -125,7 +125,7 @@ def _same_formula(gold: str, answer: str) -> bool:
         for text in texts:
             check_shape(text)
         trees = [_with_letters(read(tokenise(text))) for text in texts]
-        return same_value(trees[0], trees[1], Fraction(1), Context(gold, answer, _EXACT, undecided), gold, answer)
+        return same_value(trees[0], trees[1], Fraction(1), Context(gold, answer, _EXACT, undecided))
     except (Unreadable, Undecided, LimitExceeded, GoldLimit):
         return False
 
