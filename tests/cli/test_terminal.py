@@ -28,6 +28,9 @@ OBEYED = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\x1b(?!\\[[0-9;]*m)|\r(?!\n)"
 )
 
+DEBUG = ["debug", "speaks", "--recipe", "recipe.yaml", "--show", "2", "--groups", "2"]
+AGAINST = ["--against", "rows.jsonl"]
+
 
 def on_terminal(folder: Path, *arguments: str) -> tuple[int, str]:
     """What a command writes to a terminal, with its exit code. The terminal itself ends lines by `\\r\\n`."""
@@ -62,6 +65,10 @@ def foreign(tmp_path: Path, tiny: Path) -> Path:
     (tmp_path / "answers.jsonl").write_text(json.dumps({"prediction": f"it is 7 {EVIL}", "gold": "7"}) + "\n")
     (tmp_path / "rewards.py").write_text(f"def judge(completions, **more):\n    raise ValueError({EVIL!r})\n")
     shutil.copytree(tiny, tmp_path / "model")
+    # A model that says a sequence for ever.
+    write_parrot(tmp_path / "speaks", ("Assistant:", "pens", "pens"))
+    words = tmp_path / "speaks" / "tokenizer.json"
+    words.write_text(words.read_text().replace('"pens"', json.dumps("\x1b[2J\x9b")))
     config = json.loads((tiny / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": EVIL}))
     run = tmp_path / "runs" / EVIL.replace("/", "").replace("\x00", "")
@@ -83,6 +90,9 @@ def foreign(tmp_path: Path, tiny: Path) -> Path:
         (["runs", "runs"], "\\x1b]0;owned\\x07"),
         (["train", "recipe.yaml"], "\\x1b]0;owned\\x07"),
         (["generate", "model", "how many"], "model of type `\\x1b]0;owned\\x07"),
+        (["generate", "speaks", "how many ?", "--max-tokens", "4"], "\\x1b[2J\\x9b"),
+        ([*DEBUG, "--set", "format=own", "--set", "stages.rl.rewards=[accuracy]"], "\\x1b[2J\\x9b"),
+        (["data", "check", "recipe.yaml", "--set", "stages.rl.data={source: rows.jsonl}", *AGAINST], "\\x1b]0;owned"),
         (["download", "model", "a/b", "--only", EVIL], "offline"),
         (["download", "model", EVIL], "\\x1b]0;owned\\x07"),
         (["train", "nowhere.yaml", "--set", f"a={EVIL}"], "nowhere.yaml"),

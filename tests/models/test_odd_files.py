@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,49 @@ def test_an_adapter_that_names_itself_or_goes_in_a_circle(tmp_path: Path) -> Non
         for load in (load_policy, load_tokenizer):
             with pytest.raises(UserError, match=rf"the adapter \S*/{name} names itself as its base; write the model"):
                 load(str(tmp_path / name))
+
+
+class Order:
+    """With pickle, what is read is executed."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.mark, "w")
+
+
+@pytest.mark.parametrize("kind", ["weights", "model", "tokenizer", "adapter"])
+def test_nothing_in_a_model_is_executed(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pickled weights, and code that a configuration names; a model that needs them is refused, another one is read."""
+    mark = tmp_path / "executed"
+    code = f"open({str(mark)!r}, 'w')\nfrom transformers import LlamaConfig as C, LlamaForCausalLM as M\n"
+    (folder / "evil.py").write_text(code)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Order(mark)))
+    place = folder
+    if kind == "weights":
+        (folder / "model.safetensors").unlink()
+    elif kind == "adapter":
+        place = tmp_path / "adapter"
+        place.mkdir()
+        (place / "adapter_config.json").write_text(
+            json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder), "r": 2, "lora_alpha": 2,
+                        "target_modules": ["q_proj"]})
+        )  # fmt: skip
+        (place / "adapter_model.bin").write_bytes(pickle.dumps(Order(mark)))
+    else:
+        file = folder / ("config.json" if kind == "model" else "tokenizer_config.json")
+        named = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.C", "evil.C"]}
+        unknown = {"model_type": "nothing"} if kind == "model" else {"tokenizer_class": "Nothing"}
+        file.write_text(json.dumps(json.loads(file.read_text()) | unknown | {"auto_map": named}))
+    with suppress(UserError):
+        load_policy(str(place), "cpu")
+    assert not mark.exists()
+    if kind in ("model", "tokenizer"):  # there is something to execute
+        monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+        monkeypatch.syspath_prepend(tmp_path / "modules")
+        with suppress(AttributeError):
+            build_policy(ModelOptions(path=str(folder), trust_remote_code=True), torch.device("cpu"), 0)
+        assert mark.exists()

@@ -160,7 +160,7 @@ def test_an_environment_in_the_process_that_trains_changes_nothing_and_its_excep
 # --- a whole command -------------------------------------------------------------------------------------------------
 
 RUN = """\
-import multiprocessing, os, pathlib, subprocess, sys, time
+import multiprocessing, os, pathlib, signal, subprocess, sys, time
 HERE = pathlib.Path(__file__).parent
 
 def branches(item):
@@ -177,10 +177,41 @@ def branches(item):
 
 def leaves(item):
     os._exit(0)
+
+def stay():
+    with open(HERE / "children", "a") as file:
+        words = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(words, stdout=-3, stderr=-3, start_new_session=True)
+        file.write(f" {child.pid}")
+
+def interrupts(item):
+    stay()
+    if "train" in sys.argv:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    return 1.0
+
+class World:
+    def __init__(self):
+        stay()
+
+    def reset(self, problem, seed):
+        return []
+
+    def step(self, said):
+        from lemma.environments import Reply
+        return Reply("", done=True)
+
+    def score(self):
+        from lemma.environments import Outcome
+        return Outcome(1.0, True)
+
+    def close(self):
+        pass
 """
 
 
-def start(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, name: str, *command: str) -> subprocess.CompletedProcess[str]:
     (folder / "mine.py").write_text(RUN)
     tiny = {"hidden": 16, "layers": 1, "feed_forward": 16, "heads": 2, "kv_heads": 1}
     stage = {
@@ -198,8 +229,16 @@ def start(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
         "stages": {"rl": stage},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    command = [sys.executable, "-m", "lemma", "train", "recipe.yaml"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    words = [sys.executable, "-m", "lemma", *(command or ("train", "recipe.yaml"))]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def check_ended(folder: Path) -> None:
+    for pid in map(int, (folder / "children").read_text().split()):
+        until = time.monotonic() + 10
+        while Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+            assert time.monotonic() < until, "it outlived the run"
+            time.sleep(0.05)
 
 
 @pytest.mark.slow(10)
@@ -209,11 +248,25 @@ def test_a_fork_that_comes_back_is_ended_and_no_child_outlives_the_run(tmp_path:
     assert "was forked by code of your own, came back into the run and is ended" in done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["axis"] == "train"] == [1, 2]
-    for pid in map(int, (tmp_path / "children").read_text().split()):
-        until = time.monotonic() + 10
-        while Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
-            assert time.monotonic() < until, "it outlived the run"
-            time.sleep(0.05)
+    check_ended(tmp_path)
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "recipe.yaml"],
+        ["debug", "tiny", "--recipe", "recipe.yaml", "--groups", "1", "--max-tokens", "2"],
+        ["eval", "tiny", "--environment", "mine.py:World", "--benchmarks", "rows.jsonl", "--max-tokens", "2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_own_code_started_ends_with_any_command_that_runs_it(command: list[str], tmp_path: Path) -> None:
+    """`train` is stopped by two signals like Ctrl-C."""
+    (tmp_path / "rows.jsonl").write_text('{"question": "how many ?", "answer": "7"}\n')
+    done = start(tmp_path, "interrupts", *command)
+    assert done.returncode == (130 if command[0] == "train" else 0), done.stderr
+    check_ended(tmp_path)
 
 
 @pytest.mark.slow(8)

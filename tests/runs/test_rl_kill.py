@@ -94,10 +94,13 @@ def outcome(chain: Chain) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
     for row in rows:
         row.pop("timings")
     stage = chain.metrics.parent / "stages" / "rl"
-    samples = {}
+    samples, ends = {}, {}
     for path in sorted((stage / "journal").iterdir()):
         lines = list(read_json_lines(path))
-        assert lines.pop()["end"], f"{path.name} is not complete"
+        end = lines.pop()
+        assert end["end"], f"{path.name} is not complete"
+        # Its digest is that of the file, with the timings.
+        ends[path.name] = json.dumps(end | {"sha256": None}).encode()
         in_order = sorted(lines, key=lambda line: repr((line["key"], line["sample"])))
         samples[path.name] = [
             line | {"timings": None, "turns": [turn | {"timings": None} for turn in line["turns"]]} for line in in_order
@@ -106,7 +109,7 @@ def outcome(chain: Chain) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
     notes = sorted((stage / "notes").iterdir())
     assert len(notes) == len(samples)
     states = [path for path in (stage / "checkpoints").rglob("*.json") if path.name == "state.json"]
-    files = {str(path.relative_to(stage)): path.read_bytes() for path in [*weights, *notes]}
+    files = {str(path.relative_to(stage)): path.read_bytes() for path in [*weights, *notes]} | ends
     for path in states:  # the recipe names the folder of its data
         state = {key: value for key, value in json.loads(path.read_text()).items() if key != "recipe"}
         files[str(path.relative_to(stage))] = json.dumps(state).encode()
