@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from lemma.config.registry import check_not_imported
 from lemma.core.errors import UserError
-from lemma.core.events import Said, Sink, silent
+from lemma.core.events import Awaited, Said, Sink, silent
 from lemma.core.ranks import leader_first, world_size
 from lemma.core.roll_call import check_alike
 from lemma.evaluation.eval_settings import EvalSettings, make_settings
@@ -134,7 +134,9 @@ def measure(task: EvalTask, sink: Sink) -> Evaluation:
 
     settings, benchmarks = task.settings, task.benchmarks
     place = task.model if task.model == TINY else resolve(task.model)
+    sink(Awaited("evaluation", "starting vLLM" if task.engine == "vllm" else "loading the model"))
     policy, speaker = open_model(place, task.device, task.engine, settings.seed, sink)
+    sink(Awaited("evaluation"))
     try:
         if world_size() > 1:
             check_same_weights(policy.module)

@@ -118,7 +118,8 @@ class EnvironmentOptions(Options):
     """Calls that one worker makes at the same time, in threads; use 1 if the class is not thread-safe. Default: 256 if
     `step` is `async`, otherwise 1."""
     episodes: int | None = Field(None, ge=1)
-    """Maximum number of episodes played at the same time. Default: as many as fit the engine's cache."""
+    """Maximum number of episodes played at the same time; those of one problem (`group_size`) begin together. Default:
+    as many as fit the engine's cache."""
     schedule: Literal["exact", "free"] | None = None
     """exact sends all turns with the same number together, in the order of their keys, so that a run is reproducible
     bit for bit; free sends a turn as soon as its reply is there. Default: exact on a CPU and with `run.deterministic`,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ def policy() -> Policy:
     return load_policy("tiny", "cpu")
 
 
-def measured(policy: Policy, said: list[str], folder: Path) -> Report:
+def measured(policy: Policy, said: list[str], folder: Path, rows: Sequence[tuple[str, str]] = ROWS) -> Report:
     folder.mkdir(exist_ok=True)
-    lines = [json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in ROWS]
+    lines = [json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in rows]
     (folder / "rows.jsonl").write_text("".join(lines))
     engine = Scripted(policy.tokenizer, lambda request, sample: said[int(request.key[3])])
     settings = EvalSettings(max_tokens=40, format={"name": "r1_zero", "preamble": False})
@@ -66,6 +67,18 @@ def test_a_hint_where_the_format_is_hardly_ever_kept(policy: Policy, tmp_path: P
     assert report.summaries["rows"].accuracy.value == 0
     (sentence,) = hints(report)
     assert "0% of the completions keep the format r1_zero" in sentence and "75.0%" in sentence
+
+
+def test_a_hint_where_the_format_costs_more_than_noise(policy: Policy, tmp_path: Path) -> None:
+    rows = [(f"{n} + 1 ?", str(n + 1)) for n in range(20)]
+    in_form = [f"</think> <answer> {n + 1} </answer>" for n in range(20)]
+    few, many = ([f"{n} + 1 = {n + 1}" for n in range(count)] + in_form[count:] for count in (2, 16))
+    assert not hints(measured(policy, few, tmp_path / "few", rows))
+    (sentence,) = hints(measured(policy, many, tmp_path / "many", rows))
+    assert sentence == (
+        "rows: the accuracy is 20.0% with answers where the format r1_zero has them, and 100.0% with answers found "
+        "anywhere (lenient)"
+    )
 
 
 def test_a_hint_where_completions_are_cut_off(policy: Policy, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import lemma
 from lemma.cli import main
-from lemma.core.events import Event, Said
+from lemma.core.events import Awaited, Event, Said
 from lemma.evaluation.results import read_report
 from lemma.recipe import Recipe
 from lemma.runs.run import train
@@ -84,6 +84,8 @@ def test_an_environment_by_its_name_is_played_as_in_the_run(tmp_path: Path) -> N
     how: dict[str, Any] = {"max_tokens": 2, "device": "cpu", "sink": events.append}
     found = lemma.evaluate(tmp_path / "run", environment=stairs, out=tmp_path / "own", **how)
     assert found.report.settings["Stairs"]["environment"]["turns"] == 2
+    awaited = [event.what for event in events if isinstance(event, Awaited)]
+    assert awaited == ["loading the model", ""]
     said = [event.text for event in events if isinstance(event, Said)]
     assert any("Stairs is played as in the model's run (turns: 2" in text for text in said)
     whole = {"name": stairs, "turns": 4}

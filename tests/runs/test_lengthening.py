@@ -46,6 +46,14 @@ def test_more_epochs_and_new_last_stages(tmp_path: Path) -> None:
         world.train(world.recipe(stages={**two, "a": {**one, "epochs": 3.0}}))
 
 
+def test_a_stage_that_has_not_begun_is_neither_continued_nor_made_shorter(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    first = {**QUICK, "steps": 1}
+    assert world.train(world.recipe(stages={"a": first, "b": {**QUICK, "steps": 4}}), only=["a"]) == 0
+    assert world.train(world.recipe(stages={"a": first, "b": {**QUICK, "steps": 2}})) == 0
+    assert steps(world, "b") == [1, 2] and not any("continues to" in text for text in world.said())
+
+
 @pytest.mark.parametrize(
     ("optim", "sentence"),
     [
