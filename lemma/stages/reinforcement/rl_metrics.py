@@ -25,7 +25,9 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     own = [s for s in rollouts.episodes if not s.given] if taught else rollouts.episodes
     own = own or [s for s in rollouts.episodes if s.origin == "policy"]
     dead = rollouts.dead / max(rollouts.drawn, 1)
-    right = _right_by_group(own, by_verdict)
+    draws = _by_draw(own)
+    right = [[one.right if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
+    rewards = [{(one.reward, *one.rewards.values()) for one in draw} for draw in draws]
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
     values |= _samples(own)
     values |= {
@@ -35,7 +37,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         "unscored": float(rollouts.unscored),
         "groups/live": 1.0 - dead,
         "groups/dead": dead,
-        "groups/varied": _mean([len(rewards) > 1 for rewards in _rewards_by_group(own)]),
+        "groups/varied": _mean([len(different) > 1 for different in rewards]),
         "reward/commonest": _commonest([sample.reward for sample in own if sample.reward is not None]),
         "groups/all_right": _mean([all(group) for group in right]),
         "groups/none_right": _mean([not any(group) for group in right]),
@@ -121,22 +123,13 @@ def _calls(episodes: Sequence[Episode]) -> dict[str, float]:
     return {"calls/mean": _mean(calls), "calls/bad_share": bad / sum(calls)} if sum(calls) else {}
 
 
-def _right_by_group(samples: Sequence[Episode], by_verdict: bool) -> list[list[bool]]:
-    """For each draw, which samples are right; those without a reward do not count."""
-    groups: dict[tuple[str | int, ...], list[bool]] = {}
+def _by_draw(samples: Sequence[Episode]) -> list[list[Episode]]:
+    """The samples of each draw; those without a reward do not count."""
+    draws: dict[tuple[str | int, ...], list[Episode]] = {}
     for sample in samples:
         if sample.reward is not None:
-            groups.setdefault(sample.key[:3], []).append(sample.right if by_verdict else sample.reward > 0)
-    return list(groups.values())
-
-
-def _rewards_by_group(samples: Sequence[Episode]) -> list[set[tuple[float | None, ...]]]:
-    """For each draw, the rewards that occur in it: their sum and each one."""
-    groups: dict[tuple[str | int, ...], set[tuple[float | None, ...]]] = {}
-    for sample in samples:
-        if sample.reward is not None:
-            groups.setdefault(sample.key[:3], set()).add((sample.reward, *sample.rewards.values()))
-    return list(groups.values())
+            draws.setdefault(sample.key[:3], []).append(sample)
+    return list(draws.values())
 
 
 def _commonest(rewards: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from lemma.learning.learner import Learner
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, Task
 from lemma.runs.fitted import fit_budget
-from lemma.runs.stage import Stage, Stateful
+from lemma.runs.stage import Stage
 from lemma.stages.building import check_tokens, stage_critic, stage_learner, stage_policy, switch_dropout_off
 from lemma.stages.reference import AdaptersOff, ModelReference, live_reference
 from lemma.stages.reinforcement.diagnosis import Diagnosis
@@ -90,15 +90,11 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
         data=digest_of(tasks, max_tokens),
     )
-    kept: dict[str, Stateful | None] = {
-        "order": parts.ahead,
-        "memory": parts.memory,
-        "critic": parts.critic,
-        "diagnosis": parts.diagnosis,
-    }
-    for name, part in kept.items():
-        if part is not None:
-            stage.keep(name, part)
+    stage.keep("order", parts.ahead)
+    stage.keep("memory", parts.memory)
+    if parts.critic is not None:
+        stage.keep("critic", parts.critic)
+    stage.keep("diagnosis", parts.diagnosis)
     return parts
 
 
