@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from lemma.core.types import Problem
-from lemma.environments import AppWorldOptions, Utterance
+from lemma.environments import Action, AppWorldOptions
 from lemma.environments.appworld.runner_client import stop_all
 
 RESULTS = Path(__file__).resolve().parent / "results" / "appworld.md"
@@ -48,7 +48,7 @@ def play(options: AppWorldOptions, problem: Problem, times: Times) -> None:
     times.reset.append(perf_counter() - begin)
     for program in PROGRAMS:
         begin = perf_counter()
-        reply = world.step(Utterance(f"```python\n{program}\n```"))
+        reply = world.step(Action(f"```python\n{program}\n```"))
         times.step.append(perf_counter() - begin)
     assert reply.done
     begin = perf_counter()

@@ -90,7 +90,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     from lemma.models.memory import Shape, plan_training
     from lemma.models.model_options import LoraOptions, ModelOptions
     from lemma.stages.preference.examples import Example
-    from lemma.stages.preference.preference_loop import Scorer, as_trajectories
+    from lemma.stages.preference.preference_loop import PairScorer, as_trajectories
     from lemma.stages.preference.scores import precompute
     from lemma.stages.reference import AdaptersOff
 
@@ -115,7 +115,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             reference = precompute(policy, learner, sequences, Path(folder), lambda done, total: None)
     reference_seconds = time.perf_counter() - begin
-    scorer = Scorer(algorithm, policy, learner, reference, 10**6)
+    scorer = PairScorer(algorithm, policy, learner, reference, 10**6)
     times, losses, tokens = [], [], []
     for step in work:
         _wait(torch)

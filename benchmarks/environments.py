@@ -125,7 +125,7 @@ def run(
     from lemma.environments import CustomWorld
     from lemma.formats import FORMATS
     from lemma.rewards import REWARDS
-    from lemma.rollouts import Judge, World
+    from lemma.rollouts import Scorer, World
     from lemma.rollouts.play import play
 
     turns = turns or args.turns
@@ -137,14 +137,14 @@ def run(
     vocabulary = engine.policy.causal.config.vocab_size
     bridge: Any = Noise(args.observed, vocabulary)
     world = World(options, bridge, engine.policy.context)
-    judge = Judge(FORMATS["question_only"](), [REWARDS["environment"]()], Words())
+    scorer = Scorer(FORMATS["question_only"](), [REWARDS["environment"]()], Words())
     sampling = Sampling(max_tokens=args.sampled, ignore_eos=True)
     engine.update_weights(0)
     _start_workers(world, asks_of(args, vocabulary)[:1])
     try:
         with watched(engine) as seen:
             begin = time.perf_counter()
-            episodes = list(play(engine, asks_of(args, vocabulary), sampling, judge, world=world))
+            episodes = list(play(engine, asks_of(args, vocabulary), sampling, scorer, world=world))
             seconds = time.perf_counter() - begin
     finally:
         world.close()
@@ -159,11 +159,11 @@ def run(
 
 def asks_of(args: argparse.Namespace, vocabulary: int) -> list[Any]:
     from lemma.core.types import Message, Problem
-    from lemma.rollouts.ask import Ask
+    from lemma.rollouts.sample_request import SampleRequest
 
     rng = np.random.default_rng(1)
     return [
-        Ask(("bench", number), Problem((Message("user", str(number)),)), rng.integers(5, vocabulary, PROMPT))
+        SampleRequest(("bench", number), Problem((Message("user", str(number)),)), rng.integers(5, vocabulary, PROMPT))
         for number in range(args.episodes)
     ]
 

@@ -131,15 +131,15 @@ class Stopwatch:
 def speaking(rows: list[dict[str, Any]]) -> AbstractContextManager[Any]:
     """Inside `with`, completions are decoded, and then their text is replaced by a real model's answer to the
     problem."""
-    from lemma.evaluation.eval_samples import BenchmarkJudge
+    from lemma.evaluation.eval_samples import BenchmarkScorer
 
-    said_last = BenchmarkJudge.said_last
+    said_last = BenchmarkScorer.said_last
 
-    def said(judge: BenchmarkJudge, episode: Any) -> str:
-        said_last(judge, episode)
+    def said(scorer: BenchmarkScorer, episode: Any) -> str:
+        said_last(scorer, episode)
         return str(rows[int(episode.key[3])]["texts"][episode.sample])
 
-    return mock.patch.object(BenchmarkJudge, "said_last", said)
+    return mock.patch.object(BenchmarkScorer, "said_last", said)
 
 
 class Paced:

@@ -4,7 +4,7 @@
 
 A step is GRPO's, groups of 8 on the built-in arithmetic. A CPU cannot sample two million tokens in a sensible time, so
 the completions of most rows are made beforehand: right and wrong solutions, encoded by the tiny tokenizer. All that
-handles them is what training uses: driver, judge and grader, journal, groups, advantages, numbers of the step, plan of
+handles them is what training uses: driver, scorer and grader, journal, groups, advantages, numbers of the step, plan of
 the packs, packs, compression, reading the journal again, and the samples of the report. The rows `engine` also sample
 and learn, with the tiny model.
 
@@ -161,22 +161,22 @@ def sampled(row: Row) -> Row:
 def step_of(
     parts: Parts, fmt: Any, tasks: list[Any], engine: Engine, tokenizer: Any, folder: Path
 ) -> tuple[list[Any], int]:
-    """Play, judge, write and group; advantages and numbers of the step. The trajectories, and how many tokens."""
+    """Play, score, write and group; advantages and numbers of the step. The trajectories, and how many tokens."""
     from lemma.algorithms import ALGORITHMS, AlgorithmState
     from lemma.engines.protocol import Sampling
     from lemma.rewards import make_reward
-    from lemma.rollouts import Judge, Roller
+    from lemma.rollouts import RolloutCollector, Scorer
     from lemma.stages.reinforcement.rl_loop import has_advantage
     from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 
     algorithm: Any = ALGORITHMS["grpo"](group_size=GROUP)
-    judge = Judge(fmt, [make_reward("accuracy"), make_reward("format")], tokenizer)
+    scorer = Scorer(fmt, [make_reward("accuracy"), make_reward("format")], tokenizer)
     order: Any = InOrder(tasks)
-    roller = Roller(
-        engine, judge, Sampling(max_tokens=MAX_TOKENS), algorithm, order, folder,
+    collector = RolloutCollector(
+        engine, scorer, Sampling(max_tokens=MAX_TOKENS), algorithm, order, folder,
         problems=len(tasks), further_rounds=0, seed=0, name="rl",
     )  # fmt: skip
-    rollouts = parts.time("play, judge, journal, groups", lambda: roller.step(1))
+    rollouts = parts.time("play, score, journal, groups", lambda: collector.step(1))
     batch = [group for group in rollouts.groups if group.trajectories]
     parts.time("advantages", lambda: algorithm.assign(batch, AlgorithmState()))
     parts.time("advantages", lambda: [group for group in batch if has_advantage(group)])

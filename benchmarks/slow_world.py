@@ -8,7 +8,7 @@ from typing import Any
 
 from lemma.core.random import stream
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments import Environment, Reply, Utterance
+from lemma.environments import Action, Environment, Observation
 
 
 class Slow(Environment):
@@ -23,11 +23,11 @@ class Slow(Environment):
         self.name = problem.id
         return []
 
-    async def step(self, said: Utterance) -> Any:  # type: ignore[override]
+    async def step(self, said: Action) -> Any:  # type: ignore[override]
         self.count += 1
         chance = float(stream(0, "slow", self.name, self.count).random())
         await asyncio.sleep(self.seconds * (0.5 + chance))
-        return Reply(f"{self.name} {self.count}", done=self.count == self.turns)
+        return Observation(f"{self.name} {self.count}", done=self.count == self.turns)
 
     def score(self) -> Outcome:
         return Outcome(float(self.count), True)

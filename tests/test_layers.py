@@ -1,4 +1,4 @@
-"""The rule of the house: a room uses only rooms below it, and optional dependencies stay in modules of their own."""
+"""A package imports only packages below it, and optional dependencies stay in modules of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "lemma").rglob("*.py"))
 
 # From the ground up. Rooms on one floor do not know each other, except where they are named in NEIGHBOURS.
-FLOORS = [
+LAYERS = [
     {"core"},
     {"children"},
     {"config"},
@@ -35,7 +35,7 @@ FLOORS = [
     {"__main__"},
 ]
 NEIGHBOURS: set[tuple[str, str]] = set()
-LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 OPTIONAL = {
     "wandb",
@@ -70,7 +70,7 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room_of(module: str) -> str | None:
+def package_of(module: str) -> str | None:
     parts = module.split(".")
     return parts[1] if parts[0] == "lemma" and len(parts) > 1 else None
 
@@ -93,16 +93,16 @@ def imports(tree: ast.AST, *, only_module_level: bool = False) -> Iterator[tuple
 
 
 def layer_faults(module: str, source: str) -> list[str]:
-    room = room_of(module)
-    if room is None:
+    package = package_of(module)
+    if package is None:
         return []
     faults = []
     for imported, line in imports(ast.parse(source)):
-        other = room_of(imported)
-        if other is None or other == room or other not in LEVEL:
+        other = package_of(imported)
+        if other is None or other == package or other not in LEVEL:
             continue
-        if LEVEL[other] >= LEVEL[room] and (room, other) not in NEIGHBOURS:
-            faults.append(f"{module}, line {line}: {room} may not use {other}")
+        if LEVEL[other] >= LEVEL[package] and (package, other) not in NEIGHBOURS:
+            faults.append(f"{module}, line {line}: {package} may not use {other}")
     return faults
 
 
@@ -117,10 +117,10 @@ def optional_faults(module: str, source: str) -> list[str]:
     return faults
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {room_of(module_of(path)) for path in FILES} - {None}
-    assert rooms <= set(LEVEL), "a new room needs a place in FLOORS"
-    assert {"core", "config", "data", "models", "learning", "runs", "stages", "cli"} <= rooms
+def test_every_package_has_a_level() -> None:
+    packages = {package_of(module_of(path)) for path in FILES} - {None}
+    assert packages <= set(LEVEL), "a new package needs a place in LAYERS"
+    assert {"core", "config", "data", "models", "learning", "runs", "stages", "cli"} <= packages
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

@@ -23,7 +23,7 @@ from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.models.same_weights import check_same_weights
 from lemma.recipe import Recipe
-from lemma.rollouts import Episode, Judge
+from lemma.rollouts import Episode, Scorer
 from lemma.runs.ingredients import ingredients
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_problems import stage_problems
@@ -73,9 +73,9 @@ def checkup(
     fmt.install(policy.tokenizer)
     problems, sampling = _chosen(options, fmt, policy, problems, groups, temperature, max_tokens, seed)
     _check_alike(options, fmt, policy, problems)
-    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
+    scorer = Scorer(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     world = make_world(options, fmt, policy, sampling, seed)
-    sampled = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size, world)
+    sampled = sample_groups(engine, policy.tokenizer, scorer, sampling, problems, size, world)
     algorithm = options.algorithm
     situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, algorithm.compares, taught)
     return diagnose(sampled, situation), sampled, sampling

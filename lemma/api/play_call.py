@@ -14,7 +14,7 @@ from lemma.environments.openings import opened_all
 from lemma.evaluation.diagnose import sample_groups
 from lemma.models.load_model import build_policy, pick_device
 from lemma.recipe import Recipe
-from lemma.rollouts import Episode, Judge, World
+from lemma.rollouts import Episode, Scorer, World
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_problems import stage_problems
 from lemma.stages.reinforcement.speaking import make_world, sampling_of
@@ -43,8 +43,8 @@ def played(
     recipe.format.install(policy.tokenizer)
     assert options.rollout.max_tokens is not None, "a stage with an environment limits its turns"
     sampling = sampling_of(options, recipe.format, options.rollout.max_tokens, policy)
-    judge = Judge(recipe.format, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
+    scorer = Scorer(recipe.format, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     world = make_world(options, recipe.format, policy, sampling, seed)
     assert world is not None
-    groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, 1, world)
+    groups = sample_groups(engine, policy.tokenizer, scorer, sampling, problems, 1, world)
     return [episode for group in groups for episode in group], policy.tokenizer, world

@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
             wanted_stages = ", ".join(_wanted_stages(recipe, args.skip, args.only))
             print(f"{args.recipe}: {wanted_stages}; the run is in {recipe.run.dir}", flush=True)
     if args.ray:
+        from lemma.cluster.ray_job_spec import job_spec_of
         from lemma.cluster.ray_launch import launch_on_ray
-        from lemma.cluster.ray_wish import wish_of
 
         arguments = _arguments(args, str(Path(args.recipe).resolve()))
-        return launch_on_ray(wish_of(recipe, arguments, args.ranks, fresh=args.fresh))
+        return launch_on_ray(job_spec_of(recipe, arguments, args.ranks, fresh=args.fresh))
     beside = watched(recipe.run.dir) if args.watch and not is_a_rank() else nullcontext()
     with beside:
         count = 1 if is_a_rank() else ranks_here(recipe, args.ranks)

@@ -52,7 +52,7 @@ class RankProcess(Protocol):
 
 
 @dataclass(frozen=True)
-class Fall:
+class RankFailure:
     """Why the ranks did not end well."""
 
     rank: int
@@ -151,7 +151,7 @@ class Launcher:
 
     # --- one attempt -------------------------------------------------------------------------------------------
 
-    def _attempt(self, attempt: int) -> Fall | None:
+    def _attempt(self, attempt: int) -> RankFailure | None:
         meeting = Path(tempfile.mkdtemp(prefix="lemma-ranks-"))
         try:
             self._start(attempt, meeting)
@@ -192,7 +192,7 @@ class Launcher:
                 command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
 
-    def _wait(self, meeting: Path) -> Fall | None:
+    def _wait(self, meeting: Path) -> RankFailure | None:
         first_end: float | None = None
         while True:
             codes = [rank.poll() for rank in self._ranks]
@@ -204,10 +204,10 @@ class Launcher:
                 first_end = first_end or time.monotonic()
                 if time.monotonic() - first_end > LAST_SECONDS:
                     late = codes.index(None)
-                    return Fall(late, 1, f"rank {late} did not end within {LAST_SECONDS:.0f} s after the others")
+                    return RankFailure(late, 1, f"rank {late} did not end within {LAST_SECONDS:.0f} s after the others")
             time.sleep(POLL_SECONDS)
 
-    def _fall(self, meeting: Path) -> Fall:
+    def _fall(self, meeting: Path) -> RankFailure:
         """The first cause among ranks that ended badly: a mistake of the user, a signal, an error; then lost ones."""
         until = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < until or self._is_leader_about_to_speak(until):
@@ -220,20 +220,22 @@ class Launcher:
             if wanted in bad.values():
                 rank = next(rank for rank, code in bad.items() if code == wanted)
                 told = codes[0] == wanted  # by the first rank, which has the terminal
-                return Fall(rank, wanted, "" if told else self._last_words(meeting, rank))
+                return RankFailure(rank, wanted, "" if told else self._last_words(meeting, rank))
         gone = [rank for rank, code in enumerate(codes) if code == 0]
         if gone and set(bad.values()) == {LOST}:
-            return Fall(gone[0], LOST, f"rank {gone[0]} ended with code 0 in the middle of the run, by its own doing")
+            return RankFailure(
+                gone[0], LOST, f"rank {gone[0]} ended with code 0 in the middle of the run, by its own doing"
+            )
         signals = {rank: code for rank, code in bad.items() if code is not None and code < 0}
         errors = {rank: code for rank, code in bad.items() if code != LOST}
         rank, code = next(iter((signals or errors or bad).items()))
         assert code is not None
         if code < 0:
-            return Fall(rank, code, f"rank {rank} was killed by {_signal_name(-code)}")
+            return RankFailure(rank, code, f"rank {rank} was killed by {_signal_name(-code)}")
         words = self._last_words(meeting, rank)
         if code != LOST:
             self._show(meeting, rank)
-        return Fall(rank, code, words or f"rank {rank} ended with code {code}")
+        return RankFailure(rank, code, words or f"rank {rank} ended with code {code}")
 
     def _is_leader_about_to_speak(self, since: float) -> bool:
         """Where another rank found a mistake of the user, the first one, which has the terminal, may say it."""

@@ -111,12 +111,14 @@ def on_ranks(
 
 def on_ray(arguments: Sequence[str], ranks: int | None, device: str | None, engine: str) -> int:
     """Do this command on a Ray cluster, one rank for each of its GPUs or so many."""
-    from lemma.cluster.ray_launch import RayWish, launch_on_ray
+    from lemma.cluster.ray_launch import RayJobSpec, launch_on_ray
 
     if ranks is not None:
         _check_count(ranks)
     _check_engine(ranks or 2, engine)
-    return launch_on_ray(RayWish(arguments, ranks, wants_gpus=device != "cpu", restarts=0, run_folder=Path(os.devnull)))
+    return launch_on_ray(
+        RayJobSpec(arguments, ranks, wants_gpus=device != "cpu", restarts=0, run_folder=Path(os.devnull))
+    )
 
 
 def train_on_ranks(recipe: Recipe, arguments: Sequence[str], count: int, *, fresh: bool) -> int:

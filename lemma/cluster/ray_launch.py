@@ -35,7 +35,7 @@ SERVER_MODULE = "lemma.engines.vllm.stand_alone"
 
 
 @dataclass(frozen=True)
-class RayWish:
+class RayJobSpec:
     """What is to be placed. `arguments` are those of `lemma` but `--fresh`, which is `fresh`; `servers` has those of
     each server, without its address; `stages` are told where the servers are. `least` ranks are needed."""
 
@@ -64,7 +64,7 @@ class _Placed:
 
 @dataclass
 class _Group:
-    wish: RayWish
+    spec: RayJobSpec
     placement: Any
     ranks: list[_Placed] = field(default_factory=list)
     servers: list[_Placed] = field(default_factory=list)
@@ -72,14 +72,14 @@ class _Group:
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
-def launch_on_ray(wish: RayWish, address: str = "auto") -> int:
+def launch_on_ray(spec: RayJobSpec, address: str = "auto") -> int:
     """Run until all ranks have ended; the exit status of the run."""
     import ray
 
     with _connected(address):
-        gpus = int(ray.cluster_resources().get("GPU", 0)) if wish.wants_gpus else 0
-        count = wish.ranks or max(wish.least, gpus - len(wish.servers))
-        with _placed(wish, count, bool(gpus)) as group, _stop_asked() as asked:
+        gpus = int(ray.cluster_resources().get("GPU", 0)) if spec.wants_gpus else 0
+        count = spec.ranks or max(spec.least, gpus - len(spec.servers))
+        with _placed(spec, count, bool(gpus)) as group, _stop_asked() as asked:
             for number in range(len(group.servers)):
                 _start_server(group, number)
             return _run(group, asked)
@@ -110,21 +110,21 @@ def _connected(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _placed(wish: RayWish, count: int, on_gpus: bool) -> Iterator[_Group]:
+def _placed(spec: RayJobSpec, count: int, on_gpus: bool) -> Iterator[_Group]:
     """Actors for all ranks and servers, each with its share of the cluster, which is given back at the end."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundle = {"CPU": float(wish.cpus), **({"GPU": 1.0} if on_gpus else {})}
-    total = count + len(wish.servers)
+    bundle = {"CPU": float(spec.cpus), **({"GPU": 1.0} if on_gpus else {})}
+    total = count + len(spec.servers)
     placement = placement_group([bundle] * total, strategy="PACK")
-    group = _Group(wish, placement)
+    group = _Group(spec, placement)
     try:
         if not placement.wait(PLACE_SECONDS):
             what = "GPUs" if on_gpus else "CPUs"
             there = ray.available_resources().get(what[:-1], 0)
             raise UserError(
-                f"the Ray cluster has no room for {count} ranks and {len(wish.servers)} servers: {there:g} {what} free",
+                f"the Ray cluster has no room for {count} ranks and {len(spec.servers)} servers: {there:g} {what} free",
                 fix="take fewer with `cluster.ranks`, or wait for others to end",
             )
         everybody = [_actor(placement, index, bundle) for index in range(total)]
@@ -188,7 +188,7 @@ def variables_of(homes: Sequence[Home], port: int) -> list[dict[str, str]]:
 
 def _start_server(group: _Group, number: int) -> None:
     server = group.servers[number]
-    arguments = [*group.wish.servers[number], "--host", "0.0.0.0", "--port", str(group.ports[number])]
+    arguments = [*group.spec.servers[number], "--host", "0.0.0.0", "--port", str(group.ports[number])]
     _get(server.actor.start.remote(SERVER_MODULE, arguments, {KEY_VARIABLE: group.key}, str(Path.cwd())))
 
 
@@ -196,19 +196,19 @@ def _start_ranks(group: _Group, fresh: Sequence[str]) -> None:
     homes = [one.home for one in group.ranks]
     port = _get(group.ranks[0].actor.free_port.remote())
     urls = [f"http://{one.home.address}:{port}" for one, port in zip(group.servers, group.ports, strict=True)]
-    told = [f"--set=stages.{name}.rollout.engine.servers={urls}" for name in group.wish.stages if urls]
-    alone = ["--ranks=1"] if group.wish.module == "lemma" else []
-    arguments = [*group.wish.arguments, *fresh, *alone, *(one.replace("'", '"') for one in told)]
+    told = [f"--set=stages.{name}.rollout.engine.servers={urls}" for name in group.spec.stages if urls]
+    alone = ["--ranks=1"] if group.spec.module == "lemma" else []
+    arguments = [*group.spec.arguments, *fresh, *alone, *(one.replace("'", '"') for one in told)]
     for one, variables in zip(group.ranks, variables_of(homes, port), strict=True):
         one.offset = 0
         own = variables | ({KEY_VARIABLE: group.key} if urls else {})
-        _get(one.actor.start.remote(group.wish.module, arguments, own, str(Path.cwd())))
+        _get(one.actor.start.remote(group.spec.module, arguments, own, str(Path.cwd())))
 
 
 def _run(group: _Group, asked: threading.Event) -> int:
     """Attempt after attempt: a death without a step since the last one counts against the restarts."""
-    folder = group.wish.run_folder
-    fresh = FreshStart(folder, group.wish.fresh)
+    folder = group.spec.run_folder
+    fresh = FreshStart(folder, group.spec.fresh)
     deaths, steps = 0, progress(folder)
     while True:
         _start_ranks(group, fresh.words)
@@ -219,7 +219,7 @@ def _run(group: _Group, asked: threading.Event) -> int:
             return 1 if status is None else status
         steps, now = fresh.progress_since(steps), progress(folder)
         deaths, steps = (1 if now > steps else deaths + 1), now
-        if deaths > group.wish.restarts or asked.is_set():
+        if deaths > group.spec.restarts or asked.is_set():
             print(f"error: {words}; the ranks died {deaths} times in a row", file=sys.stderr, flush=True)
             return 1
         print(f"warning: {words}; all ranks start again", file=sys.stderr, flush=True)

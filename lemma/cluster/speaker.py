@@ -198,7 +198,7 @@ class Speaker:
             options = options.model_copy(update={"cache_tokens": _with_room(policy, word.cache)})
         engine = make_engine(options, policy, word.seed, self._sink)
         self._policy, self._engine, self._layout = policy, engine, word.layout
-        return SpeakerReady(engine.name, engine.context, engine.in_place_of, engine.room, engine.updates_in_flight)
+        return SpeakerReady(engine.name, engine.context, engine.in_place_of, engine.capacity, engine.updates_in_flight)
 
     def _take_weights(self, word: TakeWeights) -> Taken:
         engine, policy = self._engine, self._policy
@@ -309,7 +309,7 @@ def _scored(policy: Policy, prompt: Sequence[int]) -> ProbeScores:
 
 def _probe(engine: Engine, prompt: Sequence[int]) -> ProbeScores:
     """What the engine draws after a prompt, as much of it as the cache holds."""
-    room = min(engine.context, engine.context if engine.room is None else engine.room)
+    room = min(engine.context, engine.context if engine.capacity is None else engine.capacity)
     given = list(prompt[: max(1, min(len(prompt), room - NEW_TOKENS))])
     sampling = Sampling(max_tokens=max(1, min(NEW_TOKENS, room - len(given))), ignore_eos=True)
     request = Request(("probe",), np.array(given, dtype=np.int64), sampling)

@@ -144,7 +144,7 @@ class Engine(Protocol):
     (`Completion.spans`)."""
 
     @property
-    def room(self) -> int | None:
+    def capacity(self) -> int | None:
         """Tokens that its KV cache holds; None if it manages that by itself."""
         return None
 

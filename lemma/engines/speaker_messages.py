@@ -90,7 +90,7 @@ class SpeakerReady:
     name: str
     context: int
     in_place_of: str | None
-    room: int | None
+    capacity: int | None
     updates_in_flight: bool
 
 

@@ -132,8 +132,8 @@ class SpokenEngine(Engine):
         loaded = ranks.from_leader(lambda: self._ask(load, SpeakerReady), ENGINE)
         first = loaded[0]
         self.name, self.context, self.in_place_of = first.name, first.context, first.in_place_of
-        rooms = [one.room for one in loaded if one.room is not None]
-        self._room = min(rooms, default=None)
+        capacities = [one.capacity for one in loaded if one.capacity is not None]
+        self._capacity = min(capacities, default=None)
         self.updates_in_flight = flies and all(one.updates_in_flight for one in loaded)
         shift = ranks.rank() % len(link.connections)
         aloft = [*link.connections[shift:], *link.connections[:shift]]  # learners start with different speakers
@@ -143,8 +143,8 @@ class SpokenEngine(Engine):
         self._look_before, link.look = link.look, self._look
 
     @property
-    def room(self) -> int | None:
-        return self._room
+    def capacity(self) -> int | None:
+        return self._capacity
 
     # --- slots -------------------------------------------------------------------------------------------------
 

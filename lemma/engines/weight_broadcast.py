@@ -76,7 +76,7 @@ def send(policy: Policy, carrier: Any, on_device: bool) -> None:
             if part.name != name:
                 name, flat = part.name, _whole(parameters[part.name].detach(), part.dtype).reshape(-1)
             if carrier is not None:
-                buffer.room(part).copy_(flat[part.start : part.start + part.count])
+                buffer.slot(part).copy_(flat[part.start : part.start + part.count])
         if carrier is not None:
             buffer.broadcast(bucket, carrier)
 
@@ -95,7 +95,7 @@ def take(policy: Policy, layout: Layout, carrier: Any, on_device: bool) -> None:
         buffer.broadcast(bucket, carrier)
         for part in bucket:
             flat = parameters[part.name].detach().view(-1)
-            flat[part.start : part.start + part.count].copy_(buffer.room(part))
+            flat[part.start : part.start + part.count].copy_(buffer.slot(part))
 
 
 class _Buffer:
@@ -105,7 +105,7 @@ class _Buffer:
         size = max((_bytes(bucket) for bucket in buckets_of(layout)), default=0)
         self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
 
-    def room(self, part: WeightPart) -> torch.Tensor:
+    def slot(self, part: WeightPart) -> torch.Tensor:
         return self._bytes[part.offset : part.offset + part.count * part.dtype.itemsize].view(part.dtype)
 
     def broadcast(self, bucket: Sequence[WeightPart], carrier: Any) -> None:

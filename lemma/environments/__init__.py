@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from lemma.config.registry import Registry, is_place, load_place
 from lemma.core.errors import UserError
@@ -11,7 +11,7 @@ from lemma.core.types import Outcome
 from lemma.environments.appworld import AppWorldOptions
 from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, WorldGone
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.openenv import OpenEnv
@@ -53,8 +53,18 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     return options if is_options else {**options, "name": "custom", "class": place}
 
 
+RENAMED = {"Reply": "Observation", "Utterance": "Action"}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in RENAMED:
+        raise UserError(f"lemma.environments.{name} is called {RENAMED[name]} now", fix=f"write `{RENAMED[name]}`")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "ENVIRONMENTS",
+    "Action",
     "AppWorldOptions",
     "Attempt",
     "CustomWorld",
@@ -62,15 +72,14 @@ __all__ = [
     "EnvironmentOptions",
     "Gateway",
     "HigherLower",
+    "Observation",
     "OpenEnv",
     "Outcome",
     "OwnTools",
     "PythonTools",
     "ReasoningGym",
-    "Reply",
     "SingleTurn",
     "TrlWorld",
-    "Utterance",
     "WorldGone",
     "as_options",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.environment import Reply, Utterance
+from lemma.environments.environment import Action, Observation
 from lemma.environments.room import Call
 from lemma.environments.worker_process import WorkerProcess
 
@@ -42,10 +42,10 @@ class EnvHandle:
     seed: int
     seconds: float = 0.0
     """Time that its calls took."""
-    said: list[Utterance] = field(default_factory=list)
-    heard: list[Reply] = field(default_factory=list)
+    said: list[Action] = field(default_factory=list)
+    heard: list[Observation] = field(default_factory=list)
     call: Call | None = None
-    saying: Utterance | None = None
+    saying: Action | None = None
     home: EnvWorker | None = None
     breaks: int = 0
     lost_replays: int = 0
@@ -58,7 +58,7 @@ class EnvHandle:
         result."""
         return self.pool.call(self, "reset")
 
-    def step(self, action: Utterance) -> Awaitable[Reply]:
+    def step(self, action: Action) -> Awaitable[Observation]:
         self.saying = action
         return self.pool.call(self, "step")
 

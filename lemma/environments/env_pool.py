@@ -21,7 +21,7 @@ from typing import Any
 from lemma.core.errors import LemmaWarning, UserError, warn
 from lemma.core.types import Problem
 from lemma.environments.env_handle import GRACE_SECONDS, EnvFailure, EnvHandle, EnvWorker, Flight
-from lemma.environments.environment import EnvironmentOptions, Reply
+from lemma.environments.environment import EnvironmentOptions, Observation
 from lemma.environments.room import CLOSE_SECONDS, Call, Opening, Room, WorldAnswer, WorldOrder
 from lemma.environments.worker_process import WorkerLost, WorkerProcess
 
@@ -234,7 +234,7 @@ class EnvPool:
         else:
             self._finish(held, call, EnvFailure(f"the environment failed: {answer.value}"))
 
-    def _compare(self, home: EnvWorker, flight: Flight, heard: tuple[Reply, ...]) -> None:
+    def _compare(self, home: EnvWorker, flight: Flight, heard: tuple[Observation, ...]) -> None:
         """Check the replies of a replayed world; the call itself follows, with its own deadline."""
         held = flight.held
         call = held.call
@@ -378,7 +378,7 @@ class EnvPool:
         return _shared[key]
 
 
-_FIX = "return a `lemma.environments.Reply` from `step` and an `Outcome` from `score`"
+_FIX = "return a `lemma.environments.Observation` from `step` and an `Outcome` from `score`"
 _all: weakref.WeakSet[EnvPool] = weakref.WeakSet()
 _shared: dict[str, EnvPool] = {}
 

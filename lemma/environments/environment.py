@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class Action:
     """What the policy said in a turn, without the token that ended it, and how the turn ended.
 
     If the environment has tools, `code` is the code block and `tool_calls` are the calls found in the text: each a
@@ -42,7 +42,7 @@ ERROR = "error: "
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Observation:
     """What the policy reads next. `done` ends the episode; `reward` is for this turn, in addition to `score`.
 
     `prompt` is for agents without a growing conversation: it replaces the whole history by one message, and `text` is
@@ -79,8 +79,8 @@ class Environment:
         """
         return []
 
-    def step(self, said: Utterance) -> Reply:
-        """Reply to a turn of the policy."""
+    def step(self, action: Action) -> Observation:
+        """Observation to a turn of the policy."""
         raise NotImplementedError
 
     def score(self) -> Outcome:
@@ -195,7 +195,7 @@ class EnvironmentOptions(Options):
         """
         return {}
 
-    def room(self, turn_tokens: int) -> int:
+    def longest_episode(self, turn_tokens: int) -> int:
         """Maximum number of tokens after the first prompt, including the template's tokens between turns."""
         most = self.turns * turn_tokens + (self.turns - 1) * (self.reply_tokens + MARKS)
         return most if self.episode_tokens is None else min(most, self.episode_tokens)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from lemma.core.types import Message, Outcome, Problem
 from lemma.data.guessing import WORDS, reply_to
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
+from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation
 
 NUMBER = re.compile(r"\d+")
 
@@ -25,13 +25,13 @@ class Guessing(Environment):
         self.secret, self.found = int(problem.gold), False
         return []
 
-    def step(self, said: Utterance) -> Reply:
+    def step(self, said: Action) -> Observation:
         numbers = NUMBER.findall(said.text)
         guess = int(numbers[-1]) if numbers else None
         self.found = guess == self.secret
         if guess is None:
-            return Reply("no number")
-        return Reply(reply_to(guess, self.secret, self.words, self.mute), done=self.found)
+            return Observation("no number")
+        return Observation(reply_to(guess, self.secret, self.words, self.mute), done=self.found)
 
     def score(self) -> Outcome:
         return Outcome(float(self.found), self.found)

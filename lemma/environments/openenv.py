@@ -12,7 +12,7 @@ from pydantic import Field
 from lemma.core.errors import UserError
 from lemma.core.random import key
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.environment import ERROR, Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.environments.environment import ERROR, Action, Environment, EnvironmentOptions, Observation, WorldGone
 from lemma.environments.websocket import WebSocket
 
 # Seconds for which a session that has just ended may still count on the server, and between attempts.
@@ -53,18 +53,18 @@ class OpenEnvSession(Environment):
         text = self._options.shown(reply.get("observation"))
         return [Message("user", text)] if text else []
 
-    def step(self, said: Utterance) -> Reply:
+    def step(self, said: Action) -> Observation:
         text = said.text if self._options.says == "text" else said.answer or ""
         action = with_field(self._options.action_data, self._options.action, text)
         try:
             reply = self._asked("step", action, self._options.deadlines.step)
         except ServerRefuses as error:
             if error.code in OF_THE_ACTION:
-                return Reply(f"{ERROR}{error}")
+                return Observation(f"{ERROR}{error}")
             raise WorldGone(f"the OpenEnv server failed: {error.code}: {error}") from None
         if reply.get("reward") is not None:
             self._rewards.append(float(reply["reward"]))
-        return Reply(self._options.shown(reply.get("observation")), bool(reply.get("done")))
+        return Observation(self._options.shown(reply.get("observation")), bool(reply.get("done")))
 
     def score(self) -> Outcome:
         if not self._rewards:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.environment import Reply, Utterance
+from lemma.environments.environment import Action, Observation
 from lemma.environments.room import Opening, WorldAnswer, WorldOrder
 
 
 def order_from(row: Mapping[str, Any]) -> WorldOrder:
     said, opening = row["said"], row["opening"]
     if opening is not None:
-        turns = tuple(map(_utterance, opening["said"]))
+        turns = tuple(map(_action, opening["said"]))
         opening = Opening(problem_from(opening["problem"]), opening["seed"], turns)
-    return WorldOrder(row["world"], row["call"], None if said is None else _utterance(said), opening)
+    return WorldOrder(row["world"], row["call"], None if said is None else _action(said), opening)
 
 
 def answer_from(row: Mapping[str, Any]) -> WorldAnswer:
@@ -33,9 +33,9 @@ def problem_from(row: Mapping[str, Any]) -> Problem:
     return Problem(**{**row, **tuples, "messages": messages})
 
 
-def _reply(row: Mapping[str, Any]) -> Reply:
-    return Reply(**{**row, "results": tuple(row["results"])})
+def _reply(row: Mapping[str, Any]) -> Observation:
+    return Observation(**{**row, "results": tuple(row["results"])})
 
 
-def _utterance(row: Mapping[str, Any]) -> Utterance:
-    return Utterance(**{**row, "tool_calls": tuple(row["tool_calls"])})
+def _action(row: Mapping[str, Any]) -> Action:
+    return Action(**{**row, "tool_calls": tuple(row["tool_calls"])})

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
+from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation
 
 UNFIT = {
     "game_of_life_halting": "its scorer pays 1.0 for any text",
@@ -62,9 +62,9 @@ class GymProblem(Environment):
         self._entry, self._reward = self._dataset[where["number"]], None
         return []
 
-    def step(self, said: Utterance) -> Reply:
+    def step(self, said: Action) -> Observation:
         self._reward = scored(self._options.generator, self._dataset, said.answer, self._entry)
-        return Reply(done=True)
+        return Observation(done=True)
 
     def score(self) -> Outcome:
         return Outcome(self._reward, None if self._reward is None else self._reward >= RIGHT)

@@ -12,7 +12,7 @@ from lemma.core.async_calls import Caller
 from lemma.core.errors import Interruption, UserError
 from lemma.core.outside import OutsideCode
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, WorldGone
 
 Call = Literal["reset", "step", "score", "close"]
 # The kinds of answers to an order: the result of the call; the replies of actions that were replayed first; the world
@@ -33,7 +33,7 @@ class Opening:
 
     problem: Problem
     seed: int
-    said: tuple[Utterance, ...] = ()
+    said: tuple[Action, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class WorldOrder:
 
     world: int
     call: Call
-    said: Utterance | None = None
+    said: Action | None = None
     opening: Opening | None = None
 
 
@@ -74,7 +74,7 @@ class Room:
         """Execute an order and report the result. A world that fails is closed and removed."""
         began, is_late = time.monotonic(), False
 
-        def replayed(replies: tuple[Reply, ...]) -> None:
+        def replayed(replies: tuple[Observation, ...]) -> None:
             nonlocal began
             say(WorldAnswer(order.world, "replayed", replies))
             began = time.monotonic()
@@ -99,7 +99,7 @@ class Room:
         self._leave(order.world, LATE_CLOSE_SECONDS if is_late else CLOSE_SECONDS)
         say(replace(answer, seconds=seconds))
 
-    def _performed(self, order: WorldOrder, replayed: Callable[[tuple[Reply, ...]], None]) -> Any:
+    def _performed(self, order: WorldOrder, replayed: Callable[[tuple[Observation, ...]], None]) -> Any:
         if order.call == "close":
             self._leave(order.world)
             return None
@@ -114,14 +114,14 @@ class Room:
         assert order.call == "step" and order.said is not None
         return self._reply(world, order.said)
 
-    def _open(self, number: int, opening: Opening) -> tuple[tuple[Message, ...], tuple[Reply, ...]]:
+    def _open(self, number: int, opening: Opening) -> tuple[tuple[Message, ...], tuple[Observation, ...]]:
         self._leave(number)
         world = self._worlds[number] = self._options.make()
         given = self._caller.call(world.reset, opening.problem, opening.seed, seconds=self._deadlines.reset)
         messages = messages_of(given, world)
         return messages, tuple(self._reply(world, said) for said in opening.said)
 
-    def _reply(self, world: Environment, said: Utterance) -> Reply:
+    def _reply(self, world: Environment, said: Action) -> Observation:
         given = self._caller.call(world.step, said, seconds=self._deadlines.step)
         return reply_of(given, world, CHARACTERS * self._options.reply_tokens)
 
@@ -152,17 +152,19 @@ def messages_of(given: Any, world: Environment) -> tuple[Message, ...]:
     return tuple(Message(one.role, readable(one.content), one.more) for one in given)
 
 
-def reply_of(given: Any, world: Environment, half: int) -> Reply:
+def reply_of(given: Any, world: Environment, half: int) -> Observation:
     """The result of `step`, with valid text that is not much longer than the policy can read."""
-    if not isinstance(given, Reply):
-        raise WrongKind(_wrong(world, given, "Reply"))
+    if not isinstance(given, Observation):
+        raise WrongKind(_wrong(world, given, "Observation"))
     if not isinstance(given.text, str):
-        raise WrongKind(_wrong(world, given.text, "the text of a Reply"))
+        raise WrongKind(_wrong(world, given.text, "the text of a Observation"))
     if not isinstance(given.results, list | tuple):
-        raise WrongKind(_wrong(world, given.results, "a list of results in a Reply"))
+        raise WrongKind(_wrong(world, given.results, "a list of results in a Observation"))
     results = tuple(readable(_ends(str(one), half)) for one in given.results)
     prompt = None if given.prompt is None else readable(str(given.prompt))
-    return Reply(readable(_ends(given.text, half)), bool(given.done), _number(given.reward, world), prompt, results)
+    return Observation(
+        readable(_ends(given.text, half)), bool(given.done), _number(given.reward, world), prompt, results
+    )
 
 
 def outcome_of(given: Any, world: Environment) -> Outcome:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from lemma.core.types import Finish, Message, Outcome, Problem
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, WorldGone
 from lemma.formats import Format
 from lemma.formats.tool_calls import Style
 from lemma.formats.tool_prompt import ToolSpeech, offer
@@ -45,9 +45,9 @@ class ToolWorld(Environment):
     def __init__(self, functions: Mapping[str, Function], calls_per_turn: int):
         self.functions, self._most = functions, calls_per_turn
 
-    def step(self, said: Utterance) -> Reply:
+    def step(self, said: Action) -> Observation:
         if not said.tool_calls:
-            return Reply(done=True)
+            return Observation(done=True)
         return replied([self._answer(call, number) for number, call in enumerate(said.tool_calls)])
 
     def _answer(self, call: Mapping[str, Any], number: int) -> str:
@@ -59,9 +59,9 @@ class ToolWorld(Environment):
         return Outcome(None, None, "the grader judges the last turn")
 
 
-def replied(results: Sequence[str], done: bool = False) -> Reply:
+def replied(results: Sequence[str], done: bool = False) -> Observation:
     """A reply with the results of calls, one for each."""
-    return Reply("\n".join(results), done, results=tuple(results))
+    return Observation("\n".join(results), done, results=tuple(results))
 
 
 def answered(functions: Mapping[str, Function], call: Mapping[str, Any]) -> str:
@@ -76,18 +76,18 @@ def answered(functions: Mapping[str, Function], call: Mapping[str, Any]) -> str:
         return f"error: {type(error).__name__}: {error}"
 
 
-def understanding(speech: ToolSpeech | None, fmt: Format) -> Callable[[str, Finish], Utterance]:
+def understanding(speech: ToolSpeech | None, fmt: Format) -> Callable[[str, Finish], Action]:
     """A function that parses a turn's text for the environment: its answer, and its tool calls if there are tools."""
 
-    def understand(text: str, finish: Finish) -> Utterance:
+    def understand(text: str, finish: Finish) -> Action:
         answer = fmt.parse(text).answer
         if speech is None:
-            return Utterance(text, finish, answer=answer)
+            return Action(text, finish, answer=answer)
         spoken = speech.read(text)
         calls = tuple(
             {"error": call.fault} if call.fault else {"name": call.name, "arguments": dict(call.arguments)}
             for call in spoken.calls
         )
-        return Utterance(text, finish, spoken.code or "", calls, answer)
+        return Action(text, finish, spoken.code or "", calls, answer)
 
     return understand

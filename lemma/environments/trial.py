@@ -11,7 +11,7 @@ from typing import TypeVar
 from lemma.core.types import Outcome, Problem
 from lemma.environments.env_handle import EnvFailure
 from lemma.environments.env_pool import EnvPool
-from lemma.environments.environment import ERROR, EnvironmentOptions, Reply, Utterance
+from lemma.environments.environment import ERROR, Action, EnvironmentOptions, Observation
 from lemma.environments.polled import polled
 
 PLAIN = ("I do not know.", "1", "```python\nprint(1)\n```")
@@ -25,7 +25,7 @@ class Tried:
     """One episode with scripted answers: its outcome or first failure, and how long calls took."""
 
     said: list[str] = field(default_factory=list)
-    heard: list[Reply] = field(default_factory=list)
+    heard: list[Observation] = field(default_factory=list)
     outcome: Outcome | None = None
     failure: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ async def play_script(pool: EnvPool, problem: Problem, seed: int, answers: Seque
         await timed("reset", env.reset())
         while len(tried.said) < turns:
             tried.said.append(answers[min(len(tried.said), len(answers) - 1)])
-            tried.heard.append(await timed("step", env.step(Utterance(tried.said[-1]))))
+            tried.heard.append(await timed("step", env.step(Action(tried.said[-1]))))
             if tried.heard[-1].done:
                 break
         tried.outcome = await timed("score", env.score())

@@ -17,7 +17,7 @@ from lemma.core.types import Problem
 from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import FAULTS, Format
 from lemma.formats.encode import encode_prompt
-from lemma.rollouts import Ask, Episode, Judge, World, play
+from lemma.rollouts import Episode, SampleRequest, Scorer, World, play
 
 Level = Literal["fine", "note", "problem"]
 SHINGLE = 4
@@ -87,7 +87,7 @@ class Checkup:
 def sample_groups(
     engine: Engine,
     tokenizer: Any,
-    judge: Judge,
+    scorer: Scorer,
     sampling: Sampling,
     problems: Sequence[Problem],
     group_size: int,
@@ -98,7 +98,7 @@ def sample_groups(
     Every rank must call this alike: each plays a share of the problems, and all get all samples.
     """
     asks = [
-        Ask(("debug", number), problem, encode_prompt(judge.fmt, problem, tokenizer), group_size)
+        SampleRequest(("debug", number), problem, encode_prompt(scorer.fmt, problem, tokenizer), group_size)
         for number, problem in enumerate(problems)
     ]
     groups: dict[Any, list[Episode]] = {ask.key: [] for ask in asks}
@@ -107,7 +107,7 @@ def sample_groups(
         played: list[Episode] = []
         for slot in own_slots():
             with engine.slot(slot):
-                played += play(engine, asks[slot :: slots()], sampling, judge, world=world)
+                played += play(engine, asks[slot :: slots()], sampling, scorer, world=world)
         return played
 
     for share in together(own_part, "samples to look at"):

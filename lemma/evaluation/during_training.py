@@ -59,7 +59,7 @@ class StageEvaluator:
         """Tokens of the longest prompt and its answer together: what the cache of an engine must hold at least."""
         asked = [prepare(one, self.policy, self.settings) for one in self._benchmarks]
         answer, environment = self.settings.max_tokens, self.settings.environment
-        room = answer if environment is None else environment.room(answer)
+        room = answer if environment is None else environment.longest_episode(answer)
         needed = [len(ask.prompt) + room for one in asked for ask in one.asks]
         return min(max(needed, default=0), self.policy.context)
 

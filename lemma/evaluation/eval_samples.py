@@ -27,10 +27,10 @@ from lemma.evaluation.relay import read_beside
 from lemma.formats import Format
 from lemma.grading import GradingService, Rules
 from lemma.rewards import Reward
-from lemma.rollouts import Ask, Episode, Journal, Judge, Pending, World, play
+from lemma.rollouts import Episode, Journal, Pending, SampleRequest, Scorer, World, play
 from lemma.rollouts.journal import read_episodes
-from lemma.rollouts.judge import texts_of
 from lemma.rollouts.open_world import open_world
+from lemma.rollouts.scorer import texts_of
 
 if TYPE_CHECKING:
     from lemma.models.policy import Policy
@@ -45,7 +45,7 @@ Known = Mapping[tuple[str, int], Episode]
 def sample(
     engine: Engine,
     asked: Sequence[Asked],
-    judge: BenchmarkJudge,
+    scorer: BenchmarkScorer,
     worlds: Mapping[str, World | None],
     folder: Path,
     sink: Sink,
@@ -56,7 +56,7 @@ def sample(
     if known:
         sink(Said(f"{len(known)} of {total} samples are there already"))
     meter = Meter(total, max(one.sampling.max_tokens for one in asked), sink)
-    share = _Share(engine, asked, judge, worlds, known, meter)
+    share = _Share(engine, asked, scorer, worlds, known, meter)
     fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < engine.context]
     missing = [ask for ask in fitting if not ask.is_known(known)]
     if is_leader():
@@ -103,19 +103,19 @@ class _Share:
         self,
         engine: Engine,
         asked: Sequence[Asked],
-        judge: BenchmarkJudge,
+        scorer: BenchmarkScorer,
         worlds: Mapping[str, World | None],
         known: Known,
         meter: Meter,
     ):
-        self._engine, self._asked, self._judge, self._worlds = engine, asked, judge, worlds
+        self._engine, self._asked, self._scorer, self._worlds = engine, asked, scorer, worlds
         self._known, self._meter = known, meter
         self._by_name = {one.name: one for one in asked}
-        one_by_one = all(type(reward).score_all is Reward.score_all for reward in judge.rewards)
+        one_by_one = all(type(reward).score_all is Reward.score_all for reward in scorer.rewards)
         self._patience = SECONDS_UNWRITTEN if one_by_one else None
         self.rows: dict[Place, EvalRow] = {}
 
-    def play(self, asks: Sequence[Ask], path: Path) -> None:
+    def play(self, asks: Sequence[SampleRequest], path: Path) -> None:
         journal = Journal(path)
         journal.episodes.update(self._known)
         try:
@@ -123,19 +123,21 @@ class _Share:
                 for name, world in self._worlds.items():  # the next turns are asked for while others are read
                     self._read(self._engine, [ask for ask in asks if ask.key[2] == name], journal, world)
             # A reward that computes on the device must not do so while the engine captures its graphs.
-            elif any(reward.may_use_device for reward in self._judge.rewards):
+            elif any(reward.may_use_device for reward in self._scorer.rewards):
                 self._read(self._engine, asks, journal)
             else:
-                read_beside(self._engine, lambda relay: self._read(relay, asks, journal), self._judge.read_ahead)
+                read_beside(self._engine, lambda relay: self._read(relay, asks, journal), self._scorer.read_ahead)
         finally:
             # The results take its place within seconds. What a power cut takes from it is sampled again, to the same.
             journal.close(sync=False)
 
-    def request(self, ask: Ask) -> Request:
+    def request(self, ask: SampleRequest) -> Request:
         return ask.request(self._sampling(ask))
 
-    def _read(self, relay: Engine, asks: Sequence[Ask], journal: Journal, world: World | None = None) -> None:
-        self.take(play(relay, asks, self._sampling, self._judge, world=world, journal=journal, patience=self._patience))
+    def _read(self, relay: Engine, asks: Sequence[SampleRequest], journal: Journal, world: World | None = None) -> None:
+        self.take(
+            play(relay, asks, self._sampling, self._scorer, world=world, journal=journal, patience=self._patience)
+        )
 
     def take(self, episodes: Iterable[Episode]) -> None:
         for episode in episodes:
@@ -144,13 +146,13 @@ class _Share:
             row.lines = lines_of(row)  # now, while the engine generates, rather than at the end
             self._meter.graded(len(episode.ids), episode.right)
 
-    def _sampling(self, ask: Ask) -> Sampling:
+    def _sampling(self, ask: SampleRequest) -> Sampling:
         own = self._by_name[str(ask.key[2])].sampling
         room = self._engine.context - len(ask.prompt)
         return own if own.max_tokens <= room else replace(own, max_tokens=room)
 
 
-class BenchmarkJudge(Judge):
+class BenchmarkScorer(Scorer):
     """Each benchmark with its own format, each problem with its own rules."""
 
     def __init__(self, asked: Sequence[Asked], rewards: Sequence[Reward], tokenizer: Any, service: GradingService):
@@ -208,7 +210,7 @@ def _in_order(one: Asked, rows: Mapping[Place, EvalRow], sink: Sink) -> list[Eva
     return ordered
 
 
-def _never_asked(ask: Ask, number: int) -> Episode:
+def _never_asked(ask: SampleRequest, number: int) -> Episode:
     nothing = np.zeros(0, dtype=np.float32)
     return Episode.at_once(
         ask.key, number, ask.problem.id, ask.prompt, nothing.astype(np.int32), nothing, nothing, "length",

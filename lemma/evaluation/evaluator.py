@@ -28,7 +28,7 @@ from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine
 from lemma.evaluation.eval_folder import alone_in, claim
 from lemma.evaluation.eval_row import EvalRow
-from lemma.evaluation.eval_samples import BenchmarkJudge, Place, journals_in, open_worlds, sample
+from lemma.evaluation.eval_samples import BenchmarkScorer, Place, journals_in, open_worlds, sample
 from lemma.evaluation.eval_settings import OURS, EvalSettings
 from lemma.evaluation.in_environment import in_settings, measures_of
 from lemma.evaluation.lenient import add_lenient
@@ -125,9 +125,9 @@ def _evaluate(
             used.start()  # where the engine leaves the cores alone, starting hides behind it
         if written:
             usual = EnvironmentReward() if settings.is_scored_by_environment else Accuracy()
-            judge = BenchmarkJudge(written, rewards or [usual], policy.tokenizer, used)
-            rows |= sample(engine, written, judge, open_worlds(written, policy, settings), folder, sink)
-            begun = judge.lenient
+            scorer = BenchmarkScorer(written, rewards or [usual], policy.tokenizer, used)
+            rows |= sample(engine, written, scorer, open_worlds(written, policy, settings), folder, sink)
+            begun = scorer.lenient
         sampled = time.perf_counter()
 
         def results() -> Report:

@@ -18,7 +18,7 @@ from lemma.evaluation.in_environment import own_benchmark, own_problems
 from lemma.evaluation.shots import STOP, Shots, ShotsAs, load_shots, prompt_with
 from lemma.formats import Format, make_format
 from lemma.formats.encode import encode_texts
-from lemma.rollouts import Ask
+from lemma.rollouts import SampleRequest
 
 if TYPE_CHECKING:
     from lemma.environments import EnvironmentOptions
@@ -38,7 +38,7 @@ class Asked:
     k: int
     sampling: Sampling
     prompts: list[str]
-    asks: list[Ask]
+    asks: list[SampleRequest]
     shots: Shots | None = None
     environment: EnvironmentOptions | None = None
 
@@ -137,7 +137,7 @@ def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
     )
     encoded = encode_texts(prompts, policy.tokenizer)
     asks = [
-        Ask(("eval", settings.seed, benchmark.name, place), problem, np.asarray(ids, dtype=np.int32), k)
+        SampleRequest(("eval", settings.seed, benchmark.name, place), problem, np.asarray(ids, dtype=np.int32), k)
         for place, (problem, ids) in enumerate(zip(loaded.problems, encoded, strict=True))
     ]
     return Asked(loaded, fmt, k, sampling, prompts, asks, shots, environment)

@@ -1,6 +1,6 @@
 """Triton kernels of the learner's joint products: what stands between one matrix product of a block and the next.
 
-Each is a backend of plain code in this room (blocks, products) and is tested against it. The arithmetic is in float32.
+Each is a backend of plain code (blocks, products) and is tested against it. The arithmetic is in float32.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Triton kernels for the row work that frameworks leave unfused: RMS norm, the gated feed-forward, softmax over logits.
 
-Each is a backend of a plain function elsewhere in this room and is tested against it. The arithmetic is in float32.
+Each is a backend of a plain function elsewhere in this package and is tested against it. The arithmetic is in float32.
 Imported only where a GPU is (or where TRITON_INTERPRET=1 runs the kernels on a CPU, in the tests).
 """
 

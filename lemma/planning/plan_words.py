@@ -210,7 +210,7 @@ def _journal(stage: ReinforcementOptions) -> str:
     kept = "samples of all steps stay" if steps is None else f"the newest {steps} steps stay"
     if stage.rollout.max_tokens is None:
         return f"{kept}, about {token} bytes a token, {samples} samples a step"
-    step = samples * stage.environment.room(stage.rollout.max_tokens) * token
+    step = samples * stage.environment.longest_episode(stage.rollout.max_tokens) * token
     most = [count for count in (stage.steps, steps) if count is not None]
     whole = f", {_size(min(most) * step)} in all" if most else ""
     return f"{kept}, at most {_size(step)} a step{whole}"

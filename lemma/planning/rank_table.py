@@ -203,7 +203,7 @@ def _work(
         samples = stage.batch.problems * stage.algorithm.group_size
         passes = stage.algorithm.updates
         updates = passes * stage.algorithm.mini_batches
-        most = stage.environment.room(stage.rollout.max_tokens) if stage.rollout.max_tokens else 0
+        most = stage.environment.longest_episode(stage.rollout.max_tokens) if stage.rollout.max_tokens else 0
         response = float(min(length or most, most) if most else length or 0)
         prompt = max(0.0, sum(known) / len(known) - most) if known else 0.0
         mean = prompt + response if response else 0

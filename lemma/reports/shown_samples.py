@@ -1,4 +1,4 @@
-"""Samples as the pages show them. The only file of this room that knows what a journal looks like.
+"""Samples as the pages show them. The only file of this package that knows what a journal looks like.
 
 A chunk is everything that one step of a stage, or one evaluation, sampled: a JSON object with `prompts` and `samples`.
 A sample's `parts` are the stretches of its text in order: `sampled` by the policy, `given` by a teacher, or an

@@ -18,11 +18,11 @@ from typing import Any
 from lemma.core.faults import fault_point
 from lemma.core.types import Outcome, Problem
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
-from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.judge import Judge, ScoringQueue
 from lemma.rollouts.multi_turn import World, play_turns
+from lemma.rollouts.sample_request import SampleRequest
+from lemma.rollouts.scorer import Scorer, ScoringQueue
 
 # Seconds between two looks at deadlines and verdicts, while nothing happens.
 LOOK_SECONDS = 0.5
@@ -35,21 +35,21 @@ class EpisodeRunner:
     def __init__(
         self,
         engine: Engine,
-        sampling: Callable[[Ask], Sampling],
-        judge: Judge,
+        sampling: Callable[[SampleRequest], Sampling],
+        scorer: Scorer,
         world: World | None,
         *,
         most: int | None = None,
         patience: float | None = None,
     ):
-        self._engine, self._judge, self._world, self._sampling = engine, judge, world, sampling
+        self._engine, self._scorer, self._world, self._sampling = engine, scorer, world, sampling
         self._most, self._patience = most, patience
         self._is_exact = most is None and (world is None or world.is_exact)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._raised)
         self._woken = asyncio.Event()
         self._failure: BaseException | None = None
-        self._asks: deque[tuple[Ask, Journal | None]] = deque()
+        self._asks: deque[tuple[SampleRequest, Journal | None]] = deque()
         # Attempts that are not over yet, by the request of their ask.
         self._owed: dict[Key, int] = {}
         # Who waits for the samples of a request that was submitted; and requests that wait for the others.
@@ -62,9 +62,9 @@ class EpisodeRunner:
         self._over: list[tuple[Problem, Episode, Outcome | None, Journal | None]] = []
         self.is_open = True
         """Whether asks may begin."""
-        self.scoring = ScoringQueue(judge)
+        self.scoring = ScoringQueue(scorer)
 
-    def add(self, ask: Ask, journal: Journal | None, *, is_urgent: bool = False) -> None:
+    def add(self, ask: SampleRequest, journal: Journal | None, *, is_urgent: bool = False) -> None:
         """Begin its episodes when there is room, before all others if urgent, and write them to the journal; those that
         are there are left out."""
         self._owed[ask.request_key] = ask.n
@@ -163,7 +163,7 @@ class EpisodeRunner:
 
     # --- episodes ------------------------------------------------------------------------------------------------
 
-    def _begin(self, ask: Ask, journal: Journal | None) -> None:
+    def _begin(self, ask: SampleRequest, journal: Journal | None) -> None:
         """Submit the first turn of all attempts as one request; each goes on by itself as its sample finishes."""
         futures: dict[int, asyncio.Future[Completion]] = {n: self._loop.create_future() for n in range(ask.n)}
         self._submit(ask.request(self._sampling(ask)), futures)
@@ -175,7 +175,7 @@ class EpisodeRunner:
             task.add_done_callback(self._ended)
 
     async def _episode(
-        self, ask: Ask, number: int, completion: asyncio.Future[Completion], journal: Journal | None
+        self, ask: SampleRequest, number: int, completion: asyncio.Future[Completion], journal: Journal | None
     ) -> None:
         """One attempt, from its first turn to its end; it is scored afterwards."""
 
@@ -192,7 +192,7 @@ class EpisodeRunner:
                 over: tuple[Episode, Outcome | None] = await first(), None
             else:
                 generate = self._generate_after((repr(ask.key), ask.first + number))
-                over = await play_turns(first(), ask.problem, self._sampling(ask), self._world, generate, self._judge)
+                over = await play_turns(first(), ask.problem, self._sampling(ask), self._world, generate, self._scorer)
             self._over.append((ask.problem, *over, journal))
         finally:
             self._running -= 1
@@ -242,14 +242,14 @@ class EpisodeRunner:
         over, self._over = self._over, []
         fresh = [episode for _, episode, _, _ in over if not episode.turns[-1].text]
         if len(fresh) > 1:
-            self._judge.read(fresh)
+            self._scorer.read(fresh)
         for problem, episode, outcome, journal in over:
             waits = self._is_exact and self._world is not None
-            self.scoring.add(self._judge.begin(problem, episode, outcome), journal, waits=waits)
+            self.scoring.add(self._scorer.begin(problem, episode, outcome), journal, waits=waits)
 
     # --- room ----------------------------------------------------------------------------------------------------
 
-    def _has_room(self, ask: Ask) -> bool:
+    def _has_room(self, ask: SampleRequest) -> bool:
         if not self._running:
             return True
         if self._most is not None and self._running + ask.n > self._most:
@@ -259,14 +259,14 @@ class EpisodeRunner:
         most = self._world.options.episodes
         if most is not None:
             return self._running + ask.n <= most
-        room = self._engine.room
+        room = self._engine.capacity
         return self._tokens + self._most_tokens(ask) * ask.n <= (math.inf if room is None else room)
 
-    def _most_tokens(self, ask: Ask) -> int:
+    def _most_tokens(self, ask: SampleRequest) -> int:
         """Tokens that an episode may have in the end."""
         if self._world is None:
             return 0
-        most = self._world.options.room(self._sampling(ask).max_tokens)
+        most = self._world.options.longest_episode(self._sampling(ask).max_tokens)
         return min(len(ask.prompt) + len(ask.prefix) + most, self._world.longest)
 
     def _give_up(self) -> None:

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from lemma.core.faults import fault_point
 from lemma.engines.protocol import Engine, Key, Sampling
-from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.episode_runner import EpisodeRunner
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.judge import Judge
 from lemma.rollouts.multi_turn import World
+from lemma.rollouts.sample_request import SampleRequest
+from lemma.rollouts.scorer import Scorer
 
 
 class FlyingAsks:
@@ -26,18 +26,18 @@ class FlyingAsks:
     def __init__(
         self,
         engine: Engine,
-        sampling: Callable[[Ask], Sampling],
-        judge: Judge,
+        sampling: Callable[[SampleRequest], Sampling],
+        scorer: Scorer,
         world: World | None,
         *,
         most: int,
         patience: float | None,
     ):
-        self._runner = EpisodeRunner(engine, sampling, judge, world, most=most, patience=patience)
+        self._runner = EpisodeRunner(engine, sampling, scorer, world, most=most, patience=patience)
         # Of each ask that has begun, the requests that were made of it.
         self._requests: dict[Key, list[Key]] = {}
 
-    def begin(self, asks: Sequence[Ask], journal: Journal, *, is_urgent: bool = False) -> None:
+    def begin(self, asks: Sequence[SampleRequest], journal: Journal, *, is_urgent: bool = False) -> None:
         """Queue what the journal does not hold and what was not queued before; what is urgent goes before the rest."""
         fresh = [ask for ask in asks if ask.key not in self._requests]
         for ask in reversed(fresh) if is_urgent else fresh:
@@ -46,7 +46,7 @@ class FlyingAsks:
             for part in reversed(parts) if is_urgent else parts:
                 self._runner.add(part, journal, is_urgent=is_urgent)
 
-    def finish(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
+    def finish(self, asks: Sequence[SampleRequest], journal: Journal) -> list[Episode]:
         """Play on until all of these, which have begun, are over, graded and written."""
         wanted = {key for ask in asks for key in self._requests.pop(ask.key)}
         runner = self._runner
@@ -65,7 +65,7 @@ class FlyingAsks:
             self._runner.is_open = True
 
 
-def _unknown(ask: Ask, episodes: Mapping[tuple[str, int], Episode]) -> Iterable[Ask]:
+def _unknown(ask: SampleRequest, episodes: Mapping[tuple[str, int], Episode]) -> Iterable[SampleRequest]:
     """What is still to be played of an ask: all of it, or single attempts, each with noise of its own."""
     known = {episode.sample for episode in ask.known(episodes)}
     if not known:

@@ -22,11 +22,11 @@ from lemma.engines.protocol import Engine, Sampling
 from lemma.environments.agent_pool import AgentResult
 from lemma.environments.gateway import Gateway
 from lemma.formats.dialogue import Dialogue
-from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.judge import BATCH, Judge, Pending
 from lemma.rollouts.multi_turn import World
+from lemma.rollouts.sample_request import SampleRequest
+from lemma.rollouts.scorer import BATCH, Pending, Scorer
 from lemma.rollouts.sessions import AgentSession, SessionHost
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.http_server import HttpServer
@@ -35,14 +35,14 @@ from lemma.serving.openai_app import openai_app
 # How often an agent is run whose process died; the second time it has a process for itself.
 TRIES = 2
 # One for each stage: copying a large tokenizer takes a second.
-_DIALOGUES: weakref.WeakKeyDictionary[Judge, Dialogue] = weakref.WeakKeyDictionary()
+_DIALOGUES: weakref.WeakKeyDictionary[Scorer, Dialogue] = weakref.WeakKeyDictionary()
 
 
 def play_agents(
     engine: Engine,
-    asks: Sequence[Ask],
-    sampling: Callable[[Ask], Sampling],
-    judge: Judge,
+    asks: Sequence[SampleRequest],
+    sampling: Callable[[SampleRequest], Sampling],
+    scorer: Scorer,
     *,
     world: World,
     journal: Journal | None = None,
@@ -62,7 +62,7 @@ def play_agents(
                 attempts.append(_Attempt(ask, number, sampling(ask)))
     if not attempts:
         return
-    stage = _Stage(engine, judge, world, world.options, journal, attempts)
+    stage = _Stage(engine, scorer, world, world.options, journal, attempts)
     stage.run()
     fault_point("rollouts.generated")
     stage.settle(0)
@@ -73,7 +73,7 @@ def play_agents(
 class _Attempt:
     """An agent at work on a problem, or waiting for its turn."""
 
-    ask: Ask
+    ask: SampleRequest
     sample: int
     sampling: Sampling
     tries: int = 0
@@ -86,20 +86,20 @@ class _Stage:
     def __init__(
         self,
         engine: Engine,
-        judge: Judge,
+        scorer: Scorer,
         world: World,
         options: Gateway,
         journal: Journal | None,
         attempts: deque[_Attempt],
     ):
-        self._judge, self._world, self._options, self._journal = judge, world, options, journal
+        self._scorer, self._world, self._options, self._journal = scorer, world, options, journal
         self._waiting = attempts
         self._playing: dict[int, _Attempt] = {}
         self._begun = 0
-        if judge not in _DIALOGUES:
-            _DIALOGUES[judge] = Dialogue(judge.fmt, copy.deepcopy(judge.tokenizer), judge.ends)
+        if scorer not in _DIALOGUES:
+            _DIALOGUES[scorer] = Dialogue(scorer.fmt, copy.deepcopy(scorer.tokenizer), scorer.ends)
         self._driver = EngineDriver(engine)
-        self._host = SessionHost(self._driver, _DIALOGUES[judge], options.turns, world.longest)
+        self._host = SessionHost(self._driver, _DIALOGUES[scorer], options.turns, world.longest)
         self._pending: list[Pending] = []
         self.episodes: list[Episode] = []
 
@@ -134,7 +134,7 @@ class _Stage:
         """Score what was played, in batches that depend on the order alone, where there are so many at least."""
         while self._pending and len(self._pending) >= least:
             part, self._pending = self._pending[:BATCH], self._pending[BATCH:]
-            episodes = self._judge.finish(part)
+            episodes = self._scorer.finish(part)
             if self._journal is not None:
                 self._journal.append(*episodes)
             self.episodes += episodes
@@ -166,21 +166,21 @@ class _Stage:
         elif result.outcome.reward is None and not result.failed and not self._needs_word():
             outcome = None
         for turn in turns:
-            turn.text = self._judge.text(turn)
+            turn.text = self._scorer.text(turn)
         ask = attempt.ask
         episode = Episode(ask.key, attempt.sample, ask.problem.id, turns, ask.problem.question)
-        self._pending.append(self._judge.begin(ask.problem, episode, outcome))
+        self._pending.append(self._scorer.begin(ask.problem, episode, outcome))
 
     def _needs_word(self) -> bool:
         """Whether the agent's word is a reward; otherwise the grader judges what was said last."""
-        return any(reward.name == "environment" for reward in self._judge.rewards)
+        return any(reward.name == "environment" for reward in self._scorer.rewards)
 
 
 def _nothing() -> None:
     """Nobody waits for news."""
 
 
-def _nothing_said(ask: Ask) -> Turn:
+def _nothing_said(ask: SampleRequest) -> Turn:
     """The turn of an agent that never asked; nothing is learnt from it."""
     none = np.zeros(0, dtype=np.float32)
     return Turn(ask.prompt.astype(np.int32), none.astype(np.int32), none, none, "cancelled")

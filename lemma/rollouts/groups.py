@@ -18,16 +18,16 @@ from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Request, Sampling
 from lemma.rewards import Reward
-from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.flight import FlyingAsks
 from lemma.rollouts.journal import Journal, drawn_after
 from lemma.rollouts.journal_files import journal_path
-from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.multi_turn import World
 from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.play import play
 from lemma.rollouts.replay import replayed
+from lemma.rollouts.sample_request import SampleRequest
+from lemma.rollouts.scorer import Pending, Scorer
 
 # Seconds that a finished episode may wait to be written where it is kept.
 SECONDS_UNWRITTEN = 1.0
@@ -62,7 +62,7 @@ class _Begun:
     drawn: list[tuple[int, Task]] = field(default_factory=list)
 
 
-class Roller:
+class RolloutCollector:
     """Makes the rollouts of each step. What is in the step's complete journal is read and not generated.
 
     Where responses fly, later steps begin with one that is waited for, and go on after it.
@@ -71,7 +71,7 @@ class Roller:
     def __init__(
         self,
         engine: Engine,
-        judge: Judge,
+        scorer: Scorer,
         sampling: Sampling,
         algorithm: Algorithm,
         order: ProblemOrder,
@@ -86,18 +86,18 @@ class Roller:
         world: World | None = None,
         flies: bool = False,
     ):
-        self.engine, self.judge, self.sampling, self.algorithm, self.order = engine, judge, sampling, algorithm, order
+        self.engine, self.scorer, self.sampling, self.algorithm, self.order = engine, scorer, sampling, algorithm, order
         self.folder, self.problems, self.further_rounds = folder, problems, further_rounds
         self.seed, self.name, self.data, self.mask_truncated = seed, name, data, mask_truncated
         self.world = world
-        self.turn_weight = sum(reward.weight for reward in judge.rewards if reward.name == "environment")
+        self.turn_weight = sum(reward.weight for reward in scorer.rewards if reward.name == "environment")
         self._begun: dict[int, _Begun] = {}
-        each_alone = all(type(reward).score_all is Reward.score_all for reward in judge.rewards)
+        each_alone = all(type(reward).score_all is Reward.score_all for reward in scorer.rewards)
         self._patience = SECONDS_UNWRITTEN if each_alone else None
         self._flight: FlyingAsks | None = None
         if flies:
             most = algorithm.group_size * math.ceil(problems * len(own_slots()) / slots())
-            self._flight = FlyingAsks(engine, self._sampling, judge, world, most=most, patience=self._patience)
+            self._flight = FlyingAsks(engine, self._sampling, scorer, world, most=most, patience=self._patience)
 
     def step(self, step: int, until: int = 0) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted. Where
@@ -107,7 +107,7 @@ class Roller:
                 self._begun[number] = self._begin(number)
         begun = self._begun.pop(step)
         journals = begun.journals
-        graded_before = self.judge.seconds
+        graded_before = self.scorer.seconds
         rollouts = Rollouts(wanted=self.problems, from_journal=all(one.is_complete for one in journals.values()))
         missing = self.problems
         for round_ in range(1 + self.further_rounds):
@@ -127,7 +127,7 @@ class Roller:
             if not journal.is_complete:
                 journal.finish(self.order.drawn)
             journal.close()
-        rollouts.grade_seconds = self.judge.seconds - graded_before
+        rollouts.grade_seconds = self.scorer.seconds - graded_before
         for number, group in enumerate(rollouts.groups):
             for trajectory in group.trajectories:
                 trajectory.group_id = number
@@ -235,16 +235,16 @@ class Roller:
         return [self._group(tasks[draw], sorted(own, key=_number), rollouts) for draw, own in played.items()]
 
     def _slot(
-        self, tasks: Mapping[int, Task], teachers: Sequence[Episode], asks: Sequence[Ask], journal: Journal
+        self, tasks: Mapping[int, Task], teachers: Sequence[Episode], asks: Sequence[SampleRequest], journal: Journal
     ) -> list[Episode]:
         """What is played for one slot, and what a teacher says there."""
         known = [journal.episodes[one.order] for one in teachers if one.order in journal.episodes]
         fresh = [one for one in teachers if one.order not in journal.episodes]
         episodes = [*known, *self._replayed([one for one in fresh if tasks[_draw(one)].turns], tasks, journal)]
-        graded = [self.judge.begin(tasks[_draw(one)].problem, one) for one in fresh if not tasks[_draw(one)].turns]
+        graded = [self.scorer.begin(tasks[_draw(one)].problem, one) for one in fresh if not tasks[_draw(one)].turns]
         return [*episodes, *self._played(asks, journal), *self._finished(graded, journal)]
 
-    def _asks(self, step: int, draw: int, task: Task, rollouts: Rollouts) -> tuple[list[Episode], list[Ask]]:
+    def _asks(self, step: int, draw: int, task: Task, rollouts: Rollouts) -> tuple[list[Episode], list[SampleRequest]]:
         """What a teacher says in full, and what the policy is asked: alone, or after the beginning of a trace."""
         key = (self.name, step, draw)
         whole: list[Episode] = []
@@ -257,17 +257,17 @@ class Roller:
                 lengths = self.algorithm.prefix_lengths(
                     len(task.trace), seed=self.seed, step=step, problem_id=task.problem.id
                 )
-        asks: list[Ask] = []
+        asks: list[SampleRequest] = []
         for number, length in enumerate(lengths):
             if task.trace is not None and length >= len(task.trace):
                 whole.append(_teachers(key, number, task))
             elif task.trace is not None and length:
                 prefix = task.trace[:length].astype(np.int32)
-                asks.append(Ask((*key, "after", number), task.problem, task.prompt, 1, prefix, number))
+                asks.append(SampleRequest((*key, "after", number), task.problem, task.prompt, 1, prefix, number))
         alone = [number for number, length in enumerate(lengths) if not length]
         if alone:
             # The noise of a sample belongs to its number among those that the policy begins itself.
-            asks.append(Ask(key, task.problem, task.prompt, len(alone), first=alone[0]))
+            asks.append(SampleRequest(key, task.problem, task.prompt, len(alone), first=alone[0]))
             assert alone == list(range(alone[0], size)), "samples that a teacher begins come first"
         return whole, asks
 
@@ -279,7 +279,7 @@ class Roller:
         self.land()  # those who fly live in it too
         pairs = [(one, tasks[_draw(one)]) for one in teachers]
         asks = [
-            Ask(one.key, task.problem, task.prompt, first=one.sample, name=(*one.key, one.sample))
+            SampleRequest(one.key, task.problem, task.prompt, first=one.sample, name=(*one.key, one.sample))
             for one, task in pairs
         ]
         most = self.sampling.max_tokens
@@ -287,33 +287,33 @@ class Roller:
             ask.request_key: [ids[:most].astype(np.int32) for ids in task.turns]
             for ask, (_, task) in zip(asks, pairs, strict=True)
         }
-        episodes = replayed(asks, turns, self.sampling, self.judge, self.world)
+        episodes = replayed(asks, turns, self.sampling, self.scorer, self.world)
         journal.append(*episodes)
         return episodes
 
     def _finished(self, graded: Sequence[Pending], journal: Journal) -> list[Episode]:
         """A teacher's whole responses, graded like any other while the policy spoke."""
-        episodes = self.judge.finish(graded)
+        episodes = self.scorer.finish(graded)
         journal.append(*episodes)
         return episodes
 
-    def _requests(self, asks: Sequence[Ask], journal: Journal) -> list[Request]:
+    def _requests(self, asks: Sequence[SampleRequest], journal: Journal) -> list[Request]:
         """What `play` submits for these without a world."""
         return [ask.request(self._sampling(ask)) for ask in asks if not ask.is_known(journal.episodes)]
 
-    def _sampling(self, ask: Ask) -> Sampling:
+    def _sampling(self, ask: SampleRequest) -> Sampling:
         given, least = len(ask.prefix), self.sampling.min_tokens
         if not given:
             return self.sampling
         return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
 
-    def _played(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
+    def _played(self, asks: Sequence[SampleRequest], journal: Journal) -> list[Episode]:
         if self._flight is not None:
             return self._flight.finish(asks, journal)
         # What a free schedule has finished outlives a kill.
         patience = self._patience if self._is_free else None
         return list(
-            play(self.engine, asks, self._sampling, self.judge, world=self.world, journal=journal, patience=patience)
+            play(self.engine, asks, self._sampling, self.scorer, world=self.world, journal=journal, patience=patience)
         )
 
     @property

@@ -10,14 +10,14 @@ import numpy as np
 
 from lemma.core.types import Finish, Outcome, Problem
 from lemma.engines.protocol import Completion, Request, Sampling
-from lemma.environments import EnvironmentOptions, Utterance
+from lemma.environments import Action, EnvironmentOptions
 from lemma.environments.env_handle import EnvFailure, EnvHandle
 from lemma.environments.env_pool import EnvPool
 from lemma.rollouts.episode import Episode, Turn
 
 if TYPE_CHECKING:
     from lemma.formats.bridge import Bridge
-    from lemma.rollouts.judge import Judge
+    from lemma.rollouts.scorer import Scorer
 
 Generate = Callable[[Request], Awaitable[Completion]]
 
@@ -34,7 +34,7 @@ class World:
     context: int
     seed: int = 0
     schedule: Literal["exact", "free"] = "exact"
-    understand: Callable[[str, Finish], Utterance] = Utterance
+    understand: Callable[[str, Finish], Action] = Action
 
     @property
     def pool(self) -> EnvPool:
@@ -58,16 +58,16 @@ class World:
 
 
 async def play_turns(
-    first: Awaitable[Episode], problem: Problem, sampling: Sampling, world: World, generate: Generate, judge: Judge
+    first: Awaitable[Episode], problem: Problem, sampling: Sampling, world: World, generate: Generate, scorer: Scorer
 ) -> tuple[Episode, Outcome | None]:
     """An episode from its first turn, which is on its way, to its end, and what the environment says of it; None if the
-    rewards alone judge it. An environment that fails ends the episode, whose worth is then unknown."""
+    rewards alone score it. An environment that fails ends the episode, whose worth is then unknown."""
     env = world.pool.open(problem, world.seed)
     begun = env.reset()
     try:
         episode = await first
         await begun
-        while (new := await _observation(episode, world, env, judge)) is not None:
+        while (new := await _observation(episode, world, env, scorer)) is not None:
             request = _next_request(episode, new, sampling, world)
             if request is None:
                 break
@@ -89,10 +89,10 @@ class _New:
     extends: bool
 
 
-async def _observation(episode: Episode, world: World, env: EnvHandle, judge: Judge) -> _New | None:
+async def _observation(episode: Episode, world: World, env: EnvHandle, scorer: Scorer) -> _New | None:
     """What the environment replies to the last turn; None if the episode is over."""
     turn = episode.turns[-1]
-    turn.text = judge.text(turn)
+    turn.text = scorer.text(turn)
     action = world.understand(turn.text, turn.finish)
     turn.calls, turn.bad_calls = len(action.tool_calls), sum("error" in call for call in action.tool_calls)
     reply = await env.step(action)

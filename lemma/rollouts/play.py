@@ -10,19 +10,19 @@ from contextlib import closing
 
 from lemma.core.faults import fault_point
 from lemma.engines.protocol import Engine, Sampling
-from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.episode_runner import EpisodeRunner
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.judge import Judge
 from lemma.rollouts.multi_turn import World
+from lemma.rollouts.sample_request import SampleRequest
+from lemma.rollouts.scorer import Scorer
 
 
 def play(
     engine: Engine,
-    asks: Sequence[Ask],
-    sampling: Sampling | Callable[[Ask], Sampling],
-    judge: Judge,
+    asks: Sequence[SampleRequest],
+    sampling: Sampling | Callable[[SampleRequest], Sampling],
+    scorer: Scorer,
     *,
     world: World | None = None,
     journal: Journal | None = None,
@@ -42,10 +42,10 @@ def play(
     if world is not None and not world.options.is_stepped:
         from lemma.rollouts.gateway_play import play_agents
 
-        yield from play_agents(engine, asks, sampling_of, judge, world=world, journal=journal)
+        yield from play_agents(engine, asks, sampling_of, scorer, world=world, journal=journal)
         return
     known = journal.episodes if journal is not None else {}
-    with closing(EpisodeRunner(engine, sampling_of, judge, world, patience=patience)) as runner:
+    with closing(EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)) as runner:
         for ask in asks:
             yield from ask.known(known)
             if not ask.is_known(known):

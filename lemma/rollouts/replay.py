@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
-from lemma.rollouts.ask import Ask
 from lemma.rollouts.episode import Episode
-from lemma.rollouts.judge import Judge
 from lemma.rollouts.multi_turn import World
 from lemma.rollouts.play import play
+from lemma.rollouts.sample_request import SampleRequest
+from lemma.rollouts.scorer import Scorer
 
 
 class Script(Engine):
@@ -59,7 +59,11 @@ class Script(Engine):
 
 
 def replayed(
-    asks: Sequence[Ask], turns: Mapping[Key, Sequence[np.ndarray]], sampling: Sampling, judge: Judge, world: World
+    asks: Sequence[SampleRequest],
+    turns: Mapping[Key, Sequence[np.ndarray]],
+    sampling: Sampling,
+    scorer: Scorer,
+    world: World,
 ) -> list[Episode]:
     """An episode for each ask, all of it a teacher's; it ends where the teacher's turns or the world's patience do."""
     episodes: list[Episode] = []
@@ -68,7 +72,7 @@ def replayed(
         limit = min(count, world.options.turns)
         there = replace(world, options=world.options.model_copy(update={"turns": limit}))
         episodes += play(
-            Script({ask.request_key: turns[ask.request_key] for ask in part}), part, sampling, judge, world=there
+            Script({ask.request_key: turns[ask.request_key] for ask in part}), part, sampling, scorer, world=there
         )
     for episode in episodes:
         for turn in episode.turns:

@@ -52,7 +52,7 @@ def room_for(prompt: np.ndarray, limit: int) -> int:
 def limit_of(driver: EngineDriver) -> int:
     """Maximum number of tokens of prompt and answer together."""
     engine = driver.engine
-    return engine.context if engine.room is None else min(engine.context, engine.room)
+    return engine.context if engine.capacity is None else min(engine.context, engine.capacity)
 
 
 class PlainHost:

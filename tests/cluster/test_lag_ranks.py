@@ -35,17 +35,17 @@ def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str
     """The threads that sampled steps on this rank, and what went wrong."""
     from lemma.cluster.speaker import Speaker
     from lemma.core import faults
-    from lemma.rollouts import Roller, World
+    from lemma.rollouts import RolloutCollector, World
 
     threads, at_work = set(), set()
-    step, look_up, close = Roller.step, Speaker._look_up, World.close
+    step, look_up, close = RolloutCollector.step, Speaker._look_up, World.close
     Speaker._look_up = _waits_for_weights(look_up)  # type: ignore[method-assign]
 
-    def noted(roller: Roller, *numbers: int) -> Any:
+    def noted(collector: RolloutCollector, *numbers: int) -> Any:
         threads.add(threading.current_thread().name)
         at_work.add(numbers)
         try:
-            return step(roller, *numbers)
+            return step(collector, *numbers)
         finally:
             at_work.remove(numbers)
 
@@ -53,7 +53,7 @@ def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str
         assert not at_work, "nobody plays in a world that is closed"
         close(world)
 
-    Roller.step, World.close = noted, closed  # type: ignore[method-assign]
+    RolloutCollector.step, World.close = noted, closed  # type: ignore[method-assign]
     faults._visits.clear()
     os.environ["LEMMA_FAULT"] = fault
     try:
@@ -62,7 +62,7 @@ def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str
         assert fault
         return threads, str(error)
     finally:
-        Roller.step, Speaker._look_up, World.close = step, look_up, close  # type: ignore[method-assign]
+        RolloutCollector.step, Speaker._look_up, World.close = step, look_up, close  # type: ignore[method-assign]
         os.environ["LEMMA_FAULT"] = ""
     return threads, ""
 

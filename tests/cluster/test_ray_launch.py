@@ -12,8 +12,8 @@ import pytest
 
 from lemma.cli.train import _arguments
 from lemma.cluster.ray_actors import Home
-from lemma.cluster.ray_launch import RayWish, launch_on_ray, variables_of
-from lemma.cluster.ray_wish import wish_of
+from lemma.cluster.ray_job_spec import job_spec_of
+from lemma.cluster.ray_launch import RayJobSpec, launch_on_ray, variables_of
 from lemma.recipe import load_recipe
 
 
@@ -34,8 +34,8 @@ def cluster() -> Iterator[None]:
             ray.shutdown()
 
 
-def wish(folder: Path, *arguments: str) -> RayWish:
-    return RayWish(
+def spec(folder: Path, *arguments: str) -> RayJobSpec:
+    return RayJobSpec(
         arguments=[str(folder), *arguments], ranks=2, wants_gpus=False, restarts=2, run_folder=folder / "run",
         fresh=True, module="tests.cluster.ray_program",
     )  # fmt: skip
@@ -43,7 +43,7 @@ def wish(folder: Path, *arguments: str) -> RayWish:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_dead_rank_ends_and_restarts_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch_on_ray(wish(tmp_path)) == 0
+    assert launch_on_ray(spec(tmp_path)) == 0
     words = {path.name: path.read_text().split() for path in tmp_path.glob("rank-*")}
     assert set(words) == {f"rank-{rank}-{attempt}" for rank in (0, 1) for attempt in (1, 2, 3)}
     assert all(found[0] == "3" and found[2:4] == ["2", "2"] for found in words.values())
@@ -60,7 +60,7 @@ def test_a_dead_rank_ends_and_restarts_all(tmp_path: Path, capfd: pytest.Capture
 def test_an_error_of_the_users_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for earlier in ("rank-1-a", "rank-1-b"):
         (tmp_path / earlier).touch()  # this time the second rank lives
-    assert launch_on_ray(wish(tmp_path, "--wrong")) == 2
+    assert launch_on_ray(spec(tmp_path, "--wrong")) == 2
     out, err = capfd.readouterr()
     assert (out + err).count("error: one sentence") == 1 and "start again" not in err
 
@@ -86,7 +86,7 @@ def test_the_wish_of_a_recipe(tmp_path: Path) -> None:
         recipe=str(tmp_path / "recipe.yaml"), overrides=["run.seed=1"], skip=[], only=["grpo"], fresh=True, extend=False
     )
     recipe = load_recipe(args.recipe, args.overrides)
-    found = wish_of(recipe, _arguments(args, args.recipe), None, fresh=args.fresh)
+    found = job_spec_of(recipe, _arguments(args, args.recipe), None, fresh=args.fresh)
     assert found.arguments == ["train", args.recipe, "--set=run.seed=1", "--only=grpo"] and found.fresh
     assert (found.ranks, found.restarts, found.stages, len(found.servers)) == (3, 5, ["grpo"], 2)
     folder, *options = found.servers[0]

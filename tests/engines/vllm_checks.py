@@ -22,7 +22,7 @@ from lemma.formats.bridge import Bridge
 from lemma.formats.encode import encode_prompt
 from lemma.models.policy import Policy
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Judge, World, play
+from lemma.rollouts import SampleRequest, Scorer, World, play
 from tests.engines.small_policies import learner_logprobs, random_prompts, shake, small_tokenizer, worst_difference
 
 QUICK = VllmOptions(cache_gib=0.25, sequences=32, start_seconds=480.0, answer_seconds=240.0)
@@ -235,11 +235,13 @@ def check_episodes(engine: VllmBase) -> None:
     for schedule in ("exact", "free"):
         world = World(HigherLower(turns=3, schedule=schedule), bridge, engine.context)
         asks = [
-            Ask(("vllm", number), replace(problem, golds=("987654",)), encode_prompt(fmt, problem, policy.tokenizer), 2)
+            SampleRequest(
+                ("vllm", number), replace(problem, golds=("987654",)), encode_prompt(fmt, problem, policy.tokenizer), 2
+            )
             for number, problem in enumerate(problems)
         ]
-        judge = Judge(fmt, [make_reward("environment")], policy.tokenizer)
-        episodes = sorted(play(engine, asks, FREE, judge, world=world), key=lambda one: one.order)
+        scorer = Scorer(fmt, [make_reward("environment")], policy.tokenizer)
+        episodes = sorted(play(engine, asks, FREE, scorer, world=world), key=lambda one: one.order)
         assert len(episodes) == 6 and {len(one.turns) for one in episodes} == {3}
         for one in episodes:
             for number, turn in enumerate(one.turns):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 WORLD = '''
 import hashlib, pathlib, random, time
-from lemma.environments import Environment, Outcome, Reply
+from lemma.environments import Environment, Outcome, Observation
 
 class Lingering(Environment):
     """Takes up to `most` seconds for a reply, by chance, which changes nothing; a slow problem takes `slow` more."""
@@ -25,7 +25,7 @@ class Lingering(Environment):
         time.sleep(random.random() * self.most + self.slow * self.is_slow)
         self.turns += 1
         self.total += int(hashlib.sha256(said.text.encode()).hexdigest(), 16) % 1000
-        return Reply("how many pens ?" if self.total % 2 else "so", done=self.turns > 1 + self.total % 3)
+        return Observation("how many pens ?" if self.total % 2 else "so", done=self.turns > 1 + self.total % 3)
 
     def score(self):
         return Outcome(float(self.total % 2), self.total % 2 == 1)

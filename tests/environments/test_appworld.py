@@ -19,7 +19,7 @@ import yaml
 
 from lemma.cli import main
 from lemma.core.types import Outcome, Problem
-from lemma.environments import AppWorldOptions, Attempt, Utterance, WorldGone
+from lemma.environments import Action, AppWorldOptions, Attempt, WorldGone
 from lemma.environments.appworld import appworld_episode, runner_client
 from lemma.environments.appworld.appworld_episode import AppWorldEpisode
 from lemma.evaluation.results import read_report
@@ -50,7 +50,7 @@ def play(options: AppWorldOptions, problem: Problem, *codes: str) -> tuple[list[
     world = options.make()
     try:
         world.reset(problem, 0)
-        heard = [world.step(Utterance(f"So.\n```python\n{code}\n```")).text for code in codes]
+        heard = [world.step(Action(f"So.\n```python\n{code}\n```")).text for code in codes]
         return heard, world.score()
     finally:
         world.close()
@@ -95,12 +95,12 @@ def test_the_agent_with_a_rebuilt_prompt_and_the_reward_for_completion(place: Pl
     assert "This is step 1." in problem.question and "How many notes" in problem.question
     world = options.make()
     world.reset(problem, 0)
-    first = world.step(Utterance("<think>hm</think><code>print(40 + 2)</code>"))
+    first = world.step(Action("<think>hm</think><code>print(40 + 2)</code>"))
     assert first.text == "42\n" and first.prompt is not None and not first.done
     assert "Code:\nprint(40 + 2)\nOutput:\n42" in first.prompt and "This is step 2." in first.prompt
-    silent = world.step(Utterance("no idea"))
+    silent = world.step(Action("no idea"))
     assert silent.prompt is not None and "No code was found" in silent.prompt and "40 + 2" not in silent.prompt
-    assert world.step(Utterance("<think></think>" + DONE.format("answer=77"))).done
+    assert world.step(Action("<think></think>" + DONE.format("answer=77"))).done
     outcome = world.score()
     world.close()
     assert (outcome.reward, outcome.success) == (10.0, False), "paid for saying so, and still no success"
@@ -138,7 +138,7 @@ def attack(options: AppWorldOptions, problem: Problem, codes: dict[str, str]) ->
     world.reset(problem, 0)
     try:
         for name, code in codes.items():
-            printed[name] = world.step(Utterance(f"```python\n{code}\n```")).text
+            printed[name] = world.step(Action(f"```python\n{code}\n```")).text
         return printed, world.score()
     except WorldGone as error:
         return {**printed, name: str(error)}, None
@@ -212,14 +212,14 @@ def test_a_world_that_dies_twice_by_the_same_action_is_wrong_and_the_others_go_o
 
 PLAYER = """
 import sys, time
-from lemma.environments import AppWorldOptions, Utterance
+from lemma.environments import AppWorldOptions, Action
 
 options = AppWorldOptions.model_validate_json(sys.argv[1])
 problem = options.problems("dev")[0]
 world = options.make()
 world.reset(problem, 0)
 print("playing", flush=True)
-world.step(Utterance("```python\\nwhile True: pass\\n```"))
+world.step(Action("```python\\nwhile True: pass\\n```"))
 """
 
 

@@ -24,7 +24,7 @@ from lemma.children.child_frames import pack, unpack
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Request, Sampling
-from lemma.environments import Reply, Utterance
+from lemma.environments import Action, Observation
 from lemma.environments.calculator import calculator
 from lemma.environments.order_frames import answer_from, order_from
 from lemma.environments.python_tool import PythonTools
@@ -37,7 +37,7 @@ from lemma.formats.encode import encode_prompt
 from lemma.formats.tool_prompt import ToolSpeech
 from lemma.models.tiny import tiny_tokenizer
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Judge, World, play
+from lemma.rollouts import SampleRequest, Scorer, World, play
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.cluster.forked import wait_for
 from tests.rollouts.scripted import Scripted
@@ -293,7 +293,7 @@ def test_a_machine_without_isolation_is_refused(monkeypatch: pytest.MonkeyPatch)
         PythonTools().check()
 
 
-def said(text: str, options: PythonTools, **more: Any) -> Utterance:
+def said(text: str, options: PythonTools, **more: Any) -> Action:
     return understanding(ToolSpeech("hermes", False, tuple(options.tools())), make_format("own"))(text, "stop")
 
 
@@ -333,9 +333,9 @@ def test_the_grader_judges_the_last_turn() -> None:
         return answers[int(request.key[3])] if request.key[-1] == 1 else "<code> 1 + </code>"
 
     engine = Scripted(tokenizer, say)
-    judge = Judge(fmt, [make_reward("accuracy")], tokenizer)
-    ask = Ask(("rl", 1, 0), problem, encode_prompt(fmt, problem, tokenizer).astype("int32"), 3)
-    found = sorted(play(engine, [ask], Sampling(max_tokens=16), judge, world=world), key=lambda one: one.order)
+    scorer = Scorer(fmt, [make_reward("accuracy")], tokenizer)
+    ask = SampleRequest(("rl", 1, 0), problem, encode_prompt(fmt, problem, tokenizer).astype("int32"), 3)
+    found = sorted(play(engine, [ask], Sampling(max_tokens=16), scorer, world=world), key=lambda one: one.order)
     assert [(one.verdict, one.reward, len(one.turns)) for one in found] == [
         ("right", 1.0, 2), ("wrong", 0.0, 2), ("wrong", 0.0, 3)
     ]  # fmt: skip
@@ -347,12 +347,12 @@ def test_the_grader_judges_the_last_turn() -> None:
 
 
 def test_calls_and_results_travel_to_workers_and_back() -> None:
-    said = Utterance("x", "length", "y = 1", ({"name": "python", "arguments": {"code": "é"}}, {"error": "no"}), "7")
+    said = Action("x", "length", "y = 1", ({"name": "python", "arguments": {"code": "é"}}, {"error": "no"}), "7")
     problem = Problem((Message("user", "?", {"name": "eva"}),), ("5",), id="p", choices=("a", "b"))
     for order in (WorldOrder(1, "step", said), WorldOrder(1, "reset", None, Opening(problem, 3, (said,)))):
         (row,) = unpack(bytearray(pack(asdict(order))))
         assert order_from(row) == order
-    reply, message = Reply("a\nb", results=("a", "b")), Message("user", "hm", {"k": [1]})
+    reply, message = Observation("a\nb", results=("a", "b")), Message("user", "hm", {"k": [1]})
     for kind, value in [
         ("given", reply), ("given", Outcome(1.0, True)), ("given", (message,)), ("given", ()),
         ("replayed", (reply, reply)), ("error", "why"),

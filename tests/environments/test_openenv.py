@@ -15,7 +15,8 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
-from lemma.environments import OpenEnv, Utterance, WorldGone
+from lemma.environments import Action as Said
+from lemma.environments import OpenEnv, WorldGone
 from lemma.environments.openenv import with_field
 from lemma.environments.trial import try_out
 from lemma.environments.websocket import WebSocket
@@ -131,28 +132,28 @@ def test_an_episode_by_wire(url: str) -> None:
     world = options.make()
     world.reset(problem, 0)
     assert world.score().reward is None
-    replies = [world.step(Utterance(str(number))) for number in range(4)]
+    replies = [world.step(Said(str(number))) for number in range(4)]
     assert [reply.text for reply in replies if not reply.done] == ["wrong é 𝔘"] * 3
     assert sum(reply.done for reply in replies) == 1
-    assert len(world.step(Utterance("long")).text) == 200_000
+    assert len(world.step(Said("long")).text) == 200_000
     world.close()
     right = next(number for number, reply in enumerate(replies) if reply.done)
     again = options.make()
     again.reset(problem, 0)
-    assert again.step(Utterance(str(right))).done and (again.score().reward, again.score().success) == (1.0, True)
+    assert again.step(Said(str(right))).done and (again.score().reward, again.score().success) == (1.0, True)
     again.close()
 
 
 def test_what_is_wrong_with_an_action_is_told_and_the_episode_goes_on(url: str) -> None:
     world = OpenEnv(url=url).make()
     world.reset(Problem((), id="p"), 0)
-    assert world.step(Utterance("break")).text == "error: broken on purpose"
-    assert not world.step(Utterance("long")).done
+    assert world.step(Said("break")).text == "error: broken on purpose"
+    assert not world.step(Said("long")).done
     world.close()
     wrong = OpenEnv(url=url, action="guess", turns=2)
     world = wrong.make()
     world.reset(Problem((), id="p"), 0)
-    assert "message: Field required" in world.step(Utterance("1")).text
+    assert "message: Field required" in world.step(Said("1")).text
     world.close()
     with pytest.raises(WorldGone, match="bad seed"):
         OpenEnv(url=url, reset_data={"low": "bad seed"}).make().reset(Problem((), id="p"), 0)

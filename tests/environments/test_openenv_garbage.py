@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from lemma.core.types import Problem
-from lemma.environments import OpenEnv, Reply
+from lemma.environments import Observation, OpenEnv
 from lemma.environments.env_handle import EnvFailure
 from lemma.environments.websocket import ACCEPT
 from tests.environments.trouble import Worlds, wait
@@ -94,7 +94,7 @@ def test_a_server_that_answers_with_garbage_or_never(url: str) -> None:
         for one, word in zip(held, said, strict=True):
             worlds.say(one, word)
         answers = dict(zip(said, wait(worlds, *held), strict=True))
-        assert answers.pop("fine") == Reply("go")
+        assert answers.pop("fine") == Observation("go")
         assert all(isinstance(answer, EnvFailure) for answer in answers.values()), answers
         unknown = {word for word, answer in answers.items() if not answer.is_limit}
         assert unknown == {"no number"}, "the others broke their world twice"

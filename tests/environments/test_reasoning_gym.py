@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lemma.core.errors import UserError
-from lemma.environments import ReasoningGym, Utterance
+from lemma.environments import Action, ReasoningGym
 from lemma.environments.reasoning_gym import EXECUTES, UNFIT, generators, is_harmless, scored
 
 NONSENSE = ("no idea", "banana", "???", "")
@@ -102,7 +102,7 @@ def test_problems_are_asked_and_answered() -> None:
         for answer in (problem.gold, "no idea", None):
             world = options.make()
             world.reset(problem, 0)
-            assert world.step(Utterance("...", answer=answer)).done
+            assert world.step(Action("...", answer=answer)).done
             rewards.append((world.score().reward, world.score().success))
         assert rewards == [(1.0, True), (0.0, False), (0.0, False)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Outcome, Problem
-from lemma.environments import Reply
+from lemma.environments import Observation
 from lemma.environments.env_handle import EnvFailure
 from tests.environments.trouble import alive, processes, said, wait, wait_for_end
 
@@ -29,12 +29,12 @@ def test_an_action_that_breaks_its_world_twice_is_wrong_and_others_go_on(make: A
     worlds = make()
     other, *broken = [worlds.opened(Problem((), ("7",)), 0) for _ in range(5)]
     assert wait(worlds, other, *broken) == [()] * 5
-    assert said(worlds, other, "a") == Reply("1 a")
+    assert said(worlds, other, "a") == Observation("1 a")
     for held, word in zip(broken, ["hang", "exit", "kill", "gone"], strict=True):
-        assert said(worlds, held, "b") == Reply("1 b")
+        assert said(worlds, held, "b") == Observation("1 b")
         answer = said(worlds, held, word)
         assert isinstance(answer, EnvFailure) and answer.is_limit and answer.reason.startswith("limit")
-    assert said(worlds, other, "c") == Reply("2 c"), "its world was played again"
+    assert said(worlds, other, "c") == Observation("2 c"), "its world was played again"
     worlds.score(other)
     assert wait(worlds, other) == [Outcome(2.0, True)]
     assert worlds.lost >= 6 and worlds.replayed >= 4
@@ -46,7 +46,7 @@ def test_what_breaks_once_is_tried_again(make: Any, word: str) -> None:
     worlds = make()
     held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
-    assert [said(worlds, held, text) for text in ("a", word)] == [Reply("1 a"), Reply(f"2 {word}")]
+    assert [said(worlds, held, text) for text in ("a", word)] == [Observation("1 a"), Observation(f"2 {word}")]
 
 
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
@@ -58,9 +58,9 @@ def test_a_world_that_is_played_again_stays_where_it_is_and_is_closed_there(make
     while other.home is not None:
         worlds.poll()
         time.sleep(0.01)
-    assert said(worlds, held, "exit once") == Reply("1 exit once")
+    assert said(worlds, held, "exit once") == Observation("1 exit once")
     assert held.home in worlds._homes
-    assert said(worlds, held, "a") == Reply("2 a")
+    assert said(worlds, held, "a") == Observation("2 a")
     assert worlds.replayed == 1
     worlds.leave(held)
     while held.home is not None:
@@ -79,7 +79,7 @@ def test_a_worker_that_dies_after_its_world_did(make: Any) -> None:
     pids = processes(worlds)
     worlds.say(held, "gone once dies")
     wait_for_end(pids)
-    assert wait(worlds, held) == [Reply("1 gone once dies")]
+    assert wait(worlds, held) == [Observation("1 gone once dies")]
     assert worlds.lost == 1
 
 
@@ -118,7 +118,7 @@ def test_what_an_environment_says_is_checked(make: Any) -> None:
         wait(worlds, one)
         answer = said(worlds, one, word)
         assert isinstance(answer, EnvFailure) and not answer.is_limit
-    with pytest.raises(UserError, match=r"Trouble gave str where Reply is wanted"):
+    with pytest.raises(UserError, match=r"Trouble gave str where Observation is wanted"):
         said(worlds, held, "garbage")
 
 
@@ -127,10 +127,10 @@ def test_a_close_that_hangs_costs_the_worker_and_nothing_else(make: Any, monkeyp
     worlds = make(step_seconds=30.0)
     bad, good = worlds.opened(Problem((), ("close hang",)), 0), worlds.opened(Problem(()), 0)
     wait(worlds, bad, good)
-    assert said(worlds, good, "a") == Reply("1 a")
+    assert said(worlds, good, "a") == Observation("1 a")
     worlds.leave(bad)
     with pytest.warns(LemmaWarning, match="does not answer"):
-        assert said(worlds, good, "b") == Reply("2 b")
+        assert said(worlds, good, "b") == Observation("2 b")
     assert worlds.lost == 1
 
 
@@ -141,7 +141,7 @@ def test_async_calls_of_one_worker_run_together(make: Any) -> None:
     began = time.monotonic()
     for one in held:
         worlds.say(one, "a")
-    assert wait(worlds, *held) == [Reply("1 a")] * 20
+    assert wait(worlds, *held) == [Observation("1 a")] * 20
     assert time.monotonic() - began < 3.0, "twenty calls of 0.2 s each"
 
 
@@ -174,9 +174,9 @@ def test_a_killed_worker_is_nobodys_fault(make: Any) -> None:
     worlds = make(workers=2)
     held = [worlds.opened(Problem(()), 0) for _ in range(6)]
     wait(worlds, *held)
-    assert [said(worlds, one, "a") for one in held] == [Reply("1 a")] * 6
+    assert [said(worlds, one, "a") for one in held] == [Observation("1 a")] * 6
     os.kill(processes(worlds)[-1], signal.SIGKILL)
     with pytest.warns(LemmaWarning, match=r"was lost \(signal 9\) and is replaced"):
         for one in held:
             worlds.say(one, "b")
-        assert wait(worlds, *held) == [Reply("2 b")] * 6
+        assert wait(worlds, *held) == [Observation("2 b")] * 6

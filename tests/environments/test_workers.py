@@ -12,7 +12,7 @@ import pytest
 
 from lemma.core.errors import LemmaWarning
 from lemma.core.types import Problem
-from lemma.environments import CustomWorld, Reply
+from lemma.environments import CustomWorld, Observation
 from lemma.environments.agent_pool import AgentPool
 from lemma.environments.env_handle import EnvFailure
 from lemma.environments.openings import opened_all
@@ -42,7 +42,7 @@ def test_an_environment_reads_no_orders(make: Any) -> None:
     worlds = make(step_seconds=20.0)
     held = worlds.opened(Problem(()), 0)
     wait(worlds, held)
-    assert said(worlds, held, "reads") == Reply("1 reads")
+    assert said(worlds, held, "reads") == Observation("1 reads")
 
 
 def test_whatever_is_raised_costs_one_episode(make: Any) -> None:
@@ -55,7 +55,7 @@ def test_whatever_is_raised_costs_one_episode(make: Any) -> None:
             assert isinstance(answer, EnvFailure) and not answer.is_limit, (kind, word)
         held = worlds.opened(Problem(()), 0)
         wait(worlds, held)
-        assert said(worlds, held, "a") == Reply("1 a")
+        assert said(worlds, held, "a") == Observation("1 a")
         assert worlds.lost == 0
 
 
@@ -65,10 +65,10 @@ def test_an_async_call_that_hangs_costs_no_worker(make: Any) -> None:
     hung, other = worlds.opened(Problem((), ("stuck",)), 0), worlds.opened(Problem(()), 0)
     wait(worlds, hung, other)
     worlds.say(hung, "linger")
-    assert said(worlds, other, "a") == Reply("1 a")
+    assert said(worlds, other, "a") == Observation("1 a")
     answer = wait(worlds, hung)[0]
     assert isinstance(answer, EnvFailure) and answer.is_limit
-    assert said(worlds, other, "b") == Reply("2 b")
+    assert said(worlds, other, "b") == Observation("2 b")
     assert worlds.lost == worlds.replayed - 1 == 0, "one more try of the call that hangs"
 
 
@@ -81,7 +81,7 @@ def test_an_answer_that_nobody_reads_in_time_was_still_given_in_time(make: Any) 
         worlds.say(one, "late accents")
     time.sleep(3.5)
     for answer in wait(worlds, *held):
-        assert isinstance(answer, Reply) and len(answer.results) == 100, "more than a pipe holds"
+        assert isinstance(answer, Observation) and len(answer.results) == 100, "more than a pipe holds"
     assert worlds.lost == 0
     for one, seconds in zip(held, before, strict=True):
         assert 0.7 <= one.seconds - seconds < 2.4
@@ -96,7 +96,7 @@ def test_a_worker_that_stops_in_the_middle_of_an_answer_is_ended(make: Any) -> N
     os.kill(processes(worlds)[1], signal.SIGSTOP)
     with pytest.warns(LemmaWarning, match="does not answer"):
         answer = wait(worlds, held)[0]
-    assert isinstance(answer, Reply) and worlds.lost == 1
+    assert isinstance(answer, Observation) and worlds.lost == 1
 
 
 def test_problems_are_opened_a_few_at_a_time(place: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.types import Problem
-from lemma.environments import EnvironmentOptions, Utterance
+from lemma.environments import Action, EnvironmentOptions
 from lemma.environments.env_handle import EnvHandle
 from lemma.environments.env_pool import EnvPool
 
@@ -30,7 +30,7 @@ def leave_stray(path):
 '''
 WORLD = '''
 import os, pathlib, signal, sys, time
-from lemma.environments import Environment, Outcome, Reply, WorldGone
+from lemma.environments import Environment, Outcome, Observation, WorldGone
 
 class Trouble(Environment):
     """Counts what it hears; words of what is said, and of the problem's gold for reset and score, are faults."""
@@ -90,14 +90,14 @@ class Trouble(Environment):
         if "garbage" in said.text:
             return "not a reply"
         if "nan" in said.text:
-            return Reply("x", reward=float("nan"))
+            return Observation("x", reward=float("nan"))
         if "accents" in said.text:
-            return Reply("\u00e9" * 1000, results=["\u00e9" * 1000] * 100)
+            return Observation("\u00e9" * 1000, results=["\u00e9" * 1000] * 100)
         if "odd" in said.text:
-            return Reply("half \\ud800 a character")
+            return Observation("half \\ud800 a character")
         if "huge" in said.text:
-            return Reply("a" * 30_000_000 + "b")
-        return Reply(f"{self.count} {said.text}" + (f" {self.luck}" if "luck" in said.text else "")
+            return Observation("a" * 30_000_000 + "b")
+        return Observation(f"{self.count} {said.text}" + (f" {self.luck}" if "luck" in said.text else "")
                      + (f" {time.time_ns()}" if "chance" in said.text else ""))
 
     def score(self):
@@ -166,7 +166,7 @@ class Worlds(EnvPool):
         return env
 
     def say(self, env: EnvHandle, text: str) -> None:
-        self.begin(env, lambda: env.step(Utterance(text)))
+        self.begin(env, lambda: env.step(Action(text)))
 
     def score(self, env: EnvHandle) -> None:
         self.begin(env, env.score)

@@ -21,7 +21,7 @@ from lemma.runs.run import train
 # Task n ends after n turns. Even tasks succeed, task 5 cannot be scored; two tasks make a scenario.
 STAIRS = """
 from lemma.core.types import Message, Problem
-from lemma.environments import Environment, EnvironmentOptions, Outcome, Reply
+from lemma.environments import Environment, EnvironmentOptions, Outcome, Observation
 
 
 class Climb(Environment):
@@ -31,7 +31,7 @@ class Climb(Environment):
 
     def step(self, said):
         self.turns += 1
-        return Reply(f"step {self.turns}", done=self.turns == self.number)
+        return Observation(f"step {self.turns}", done=self.turns == self.number)
 
     def score(self):
         if self.number == 5:
@@ -187,7 +187,7 @@ def test_a_stage_measures_in_its_environment(stairs: str, tmp_path: Path) -> Non
 
 PLAIN = """
 from lemma.core.types import Message, Problem
-from lemma.environments import Environment, Outcome, Reply
+from lemma.environments import Environment, Outcome, Observation
 
 
 class Patience(Environment):
@@ -207,7 +207,7 @@ class Patience(Environment):
 
     def step(self, said):
         self.turns += 1
-        return Reply("wait", done=self.turns == self.wanted)
+        return Observation("wait", done=self.turns == self.wanted)
 
     def score(self):
         return Outcome(1.0, True)

@@ -15,7 +15,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
 from lemma.evaluation.relay import BATCH, PATIENCE, read_beside
-from lemma.rollouts import Ask, play
+from lemma.rollouts import SampleRequest, play
 
 PROMPT = np.array([1, 2])
 
@@ -156,7 +156,7 @@ def test_a_play_that_fails_beside_the_engine_tells_its_own_trouble() -> None:
 
     def reader(relay: Engine) -> None:
         judge: Any = Failing()
-        for _ in play(relay, [Ask(("eval", n), problem, PROMPT) for n in range(50)], Sampling(1), judge):
+        for _ in play(relay, [SampleRequest(("eval", n), problem, PROMPT) for n in range(50)], Sampling(1), judge):
             pass
 
     with pytest.raises(UserError, match="the reward failed"):

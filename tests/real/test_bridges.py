@@ -14,7 +14,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Completion, Sampling
-from lemma.environments import Environment, Reply, Utterance
+from lemma.environments import Action, Environment, Observation
 from lemma.environments.tools import ToolOptions, replied, understanding
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
@@ -23,7 +23,7 @@ from lemma.formats.tool_prompt import ToolSpeech, offer, style_of, with_offer
 from lemma.formats.tool_schema import Tool
 from lemma.models.load_model import load_tokenizer
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Journal, Judge, World, play, read_episodes
+from lemma.rollouts import Journal, SampleRequest, Scorer, World, play, read_episodes
 from tests.rollouts.scripted import Scripted
 
 MARKS = re.compile(r"<\|\w+\|>|<｜[^｜>]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]")
@@ -159,8 +159,8 @@ class Echo(Environment):
     def __init__(self, reply: str):
         self._reply = reply
 
-    def step(self, said: Utterance) -> Reply:
-        return replied([self._reply] * len(said.tool_calls)) if said.tool_calls else Reply(self._reply)
+    def step(self, said: Action) -> Observation:
+        return replied([self._reply] * len(said.tool_calls)) if said.tool_calls else Observation(self._reply)
 
     def score(self) -> Outcome:
         return Outcome(1.0, True)
@@ -214,9 +214,9 @@ def test_every_prompt_of_four_turns_is_in_the_journal(
         world = World(options, bridge, 10**6, understand=understanding(speech, fmt))
         engine = Fluent(tokenizer, lambda request, sample, said=said: said[turn_of(request.key)])
         journal = Journal(tmp_path / f"{name}.jsonl")
-        ask = Ask(("rl", 1, 0), problem, encode_prompt(fmt, problem, tokenizer).astype(np.int32), 2)
-        judge = Judge(fmt, [make_reward("environment")], tokenizer, grade=False)
-        list(play(engine, [ask], Sampling(max_tokens=MOST), judge, world=world, journal=journal))
+        ask = SampleRequest(("rl", 1, 0), problem, encode_prompt(fmt, problem, tokenizer).astype(np.int32), 2)
+        scorer = Scorer(fmt, [make_reward("environment")], tokenizer, grade=False)
+        list(play(engine, [ask], Sampling(max_tokens=MOST), scorer, world=world, journal=journal))
         world.close()
         journal.close()
         check_journal(list(read_episodes(tmp_path / f"{name}.jsonl")), engine, bridge, name)

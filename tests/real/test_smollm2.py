@@ -23,7 +23,7 @@ from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.load_model import load_policy
 from lemma.models.policy import Policy
-from lemma.rollouts.judge import text_of
+from lemma.rollouts.scorer import text_of
 from tests.real.questions import WORD_PROBLEMS
 
 NEW_TOKENS = 12

@@ -16,7 +16,7 @@ from lemma.formats.working_out import WorkingOut
 from lemma.rewards import RewardInput, make_reward
 from lemma.rewards import working_out_rewards as rewards
 from lemma.rollouts.episode import Episode
-from lemma.rollouts.judge import Judge
+from lemma.rollouts.scorer import Scorer
 from tests.formats.tokenizers_made_here import make_tokenizer
 
 START, END, OPEN, CLOSE = "<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
@@ -75,9 +75,9 @@ def judged(format: dict[str, Any] | str, text: str, variant: str) -> list[float 
     """The four rewards of a sampled text, as a run scores it."""
     tokenizer, none = make_tokenizer(), np.zeros(0)
     chosen = [make_reward({"name": name, "variant": variant}) for name in NAMES]
-    judge = Judge(make_format(format), chosen, tokenizer)
+    scorer = Scorer(make_format(format), chosen, tokenizer)
     sample = Episode.at_once(("p",), 0, "p", none, np.array(tokenizer.encode(text)), none, none, "stop")
-    scored = judge.finish([judge.begin(item(text).problem, sample)])[0]
+    scored = scorer.finish([scorer.begin(item(text).problem, sample)])[0]
     return [scored.rewards[name] for name in NAMES]
 
 

@@ -16,7 +16,7 @@ from lemma.formats.encode import encode_prompt
 from lemma.grading.limits import MAX_GOLD
 from lemma.models.tiny import tiny_tokenizer
 from lemma.rewards import make_reward
-from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts, Task
+from lemma.rollouts import ProblemOrder, RolloutCollector, Rollouts, Scorer, Task
 from tests.rollouts.scripted import Line, Scripted, Silent
 
 FORMAT = make_format({"name": "r1_zero", "preamble": False})
@@ -50,12 +50,14 @@ class Step:
         self.order = ProblemOrder(tasks, 3, "rl")
 
     def run(self, say: Line | Scripted, step: int = 1) -> Rollouts:
-        """A new roller each time, as after a restart before this step."""
+        """A new collector each time, as after a restart before this step."""
         engine = say if isinstance(say, Scripted) else Scripted(TOKENIZER, say)
-        judge = Judge(FORMAT, [make_reward("accuracy"), make_reward("format")], TOKENIZER)
+        scorer = Scorer(FORMAT, [make_reward("accuracy"), make_reward("format")], TOKENIZER)
         self.order = ProblemOrder(self.tasks, 3, "rl")
-        roller = Roller(engine, judge, self.sampling, self.algorithm, self.order, self.folder, **self.options)
-        return roller.step(step)
+        collector = RolloutCollector(
+            engine, scorer, self.sampling, self.algorithm, self.order, self.folder, **self.options
+        )
+        return collector.step(step)
 
 
 def numbers(rollouts: Rollouts) -> list[Any]:

@@ -23,8 +23,8 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.policy import Policy
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Episode, Journal, Judge, play, read_episodes
-from lemma.rollouts.judge import text_of, texts_of
+from lemma.rollouts import Episode, Journal, SampleRequest, Scorer, play, read_episodes
+from lemma.rollouts.scorer import text_of, texts_of
 from tests.models.small import CPU
 from tests.rollouts.scripted import Scripted
 
@@ -38,22 +38,22 @@ def policy() -> Policy:
     return build_policy(ModelOptions(tiny=tiny), CPU, 0, None)
 
 
-def asks(policy: Policy, count: int = 3, n: int = 4) -> list[Ask]:
+def asks(policy: Policy, count: int = 3, n: int = 4) -> list[SampleRequest]:
     data = DataOptions(arithmetic=ArithmeticOptions(operations=2, count=count))
     problems = load_problems(data, 0)
     return [
-        Ask(("rl", 1, draw), problem, encode_prompt(FORMAT, problem, policy.tokenizer), n)
+        SampleRequest(("rl", 1, draw), problem, encode_prompt(FORMAT, problem, policy.tokenizer), n)
         for draw, problem in enumerate(problems)
     ]
 
 
-def judge(policy: Policy) -> Judge:
-    return Judge(FORMAT, [make_reward("accuracy"), make_reward("think_answer_format")], policy.tokenizer)
+def scorer(policy: Policy) -> Scorer:
+    return Scorer(FORMAT, [make_reward("accuracy"), make_reward("think_answer_format")], policy.tokenizer)
 
 
-def run(policy: Policy, work: list[Ask], journal: Journal | None = None) -> list[Episode]:
+def run(policy: Policy, work: list[SampleRequest], journal: Journal | None = None) -> list[Episode]:
     engine = NativeEngine(policy, 3)
-    return sorted(play(engine, work, SAMPLING, judge(policy), journal=journal), key=lambda s: s.order)
+    return sorted(play(engine, work, SAMPLING, scorer(policy), journal=journal), key=lambda s: s.order)
 
 
 def same(mine: Episode, other: Episode) -> bool:
@@ -114,7 +114,7 @@ def test_answers_that_are_there_together_are_read_as_one_by_one(policy: Policy, 
     work = [replace(one, n=1, prefix=prefix, first=3), *others]
 
     def written(kind: type[Scripted], name: str) -> tuple[bytes, list[int]]:
-        journal, reader, together = Journal(tmp_path / name), judge(policy), []
+        journal, reader, together = Journal(tmp_path / name), scorer(policy), []
         read = reader.read
         reader.read = lambda episodes: (together.append(len(episodes)), read(episodes))[1]  # type: ignore[method-assign]
         engine = kind(policy.tokenizer, lambda request, sample: said[sample])
@@ -134,7 +134,7 @@ def test_verdict_and_rewards_are_those_of_the_text(policy: Policy) -> None:
     answer = f" so </think> <answer> {ask.problem.gold} </answer>"
     ids = np.asarray(policy.tokenizer.encode(answer, add_special_tokens=False), dtype=np.int32)
     stopped = Sampling(max_tokens=1)
-    (sample,) = play(engine, [replace(ask, n=1, prefix=ids)], stopped, judge(policy))
+    (sample,) = play(engine, [replace(ask, n=1, prefix=ids)], stopped, scorer(policy))
     assert sample.answer == ask.problem.gold and sample.verdict == "right"
     assert sample.rewards["accuracy"] == 1.0 and sample.reward is not None
 
@@ -166,7 +166,7 @@ def test_a_slow_verdict_does_not_keep_later_completions_from_being_read(policy: 
 
     engine = Scripted(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
     work = [replace(ask, key=("rl", 1, i)) for i, ask in enumerate(asks(policy, 75))]
-    judged = Judge(make_format({"name": "r1_zero"}), [make_reward("accuracy")], policy.tokenizer, service=Slow())  # type: ignore[arg-type]
+    judged = Scorer(make_format({"name": "r1_zero"}), [make_reward("accuracy")], policy.tokenizer, service=Slow())  # type: ignore[arg-type]
     samples = iter(play(engine, work, Sampling(max_tokens=20), judged))
     assert next(samples).verdict == "right"
     assert len(read) == 300
@@ -185,13 +185,13 @@ class Failing(Scripted):
         self._count += 1
 
 
-@pytest.mark.parametrize("where", ["judge", "consumer"])
+@pytest.mark.parametrize("where", ["scorer", "consumer"])
 def test_no_request_stays_in_the_engine_where_an_exception_ends_a_play(policy: Policy, where: str) -> None:
     """What an aborted play asked for is neither generated nor told to whoever uses the engine next."""
     engine = NativeEngine(policy, 3)
-    judged = judge(policy)
+    judged = scorer(policy)
     work = asks(policy)
-    if where == "judge":
+    if where == "scorer":
 
         def fails(*parts: object) -> None:
             raise OSError("no grader")
@@ -205,7 +205,7 @@ def test_no_request_stays_in_the_engine_where_an_exception_ends_a_play(policy: P
         assert not engine.scheduler.is_idle
         samples.close()  # type: ignore[attr-defined]
     assert engine.scheduler.is_idle and not list(engine.completions())
-    again = sorted(play(engine, work, SAMPLING, judge(policy)), key=lambda one: one.order)
+    again = sorted(play(engine, work, SAMPLING, scorer(policy)), key=lambda one: one.order)
     assert all(same(a, b) for a, b in zip(again, run(policy, work), strict=True))
 
 
@@ -215,7 +215,7 @@ def test_what_is_graded_is_written_though_the_engine_fails(
 ) -> None:
     engine = Failing(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
     journal = Journal(tmp_path / "a.jsonl")
-    samples = play(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=patience)
+    samples = play(engine, asks(policy), Sampling(max_tokens=20), scorer(policy), journal=journal, patience=patience)
     with pytest.raises(OSError, match="the device is gone"):
         list(samples)
     assert len(list(read_episodes(journal.path))) == (10 if patience is not None else 0)
@@ -228,13 +228,13 @@ def test_a_journal_that_cannot_be_written_is_what_is_told(
     monkeypatch.setenv("LEMMA_FAULT", "jsonl.mid_line:3:ENOSPC")
     engine, journal = NativeEngine(policy, seed=7), Journal(tmp_path / "step.jsonl")
     with pytest.raises(OSError, match="No space"):
-        list(play(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=0.0))
+        list(play(engine, asks(policy), Sampling(max_tokens=20), scorer(policy), journal=journal, patience=0.0))
 
 
 def test_with_patience_a_sample_is_written_before_a_batch_is_full(policy: Policy, tmp_path: Path) -> None:
     engine = Scripted(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
     journal = Journal(tmp_path / "a.jsonl")
-    samples = iter(play(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=0.0))
+    samples = iter(play(engine, asks(policy), Sampling(max_tokens=20), scorer(policy), journal=journal, patience=0.0))
     next(samples)
     assert len(list(read_episodes(journal.path))) == 1
 

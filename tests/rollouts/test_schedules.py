@@ -20,7 +20,7 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.policy import Policy
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Episode, Judge, World, play
+from lemma.rollouts import Episode, SampleRequest, Scorer, World, play
 from tests.environments.lingering import write_lingering
 from tests.models.small import CPU
 from tests.rollouts.scripted import Scripted
@@ -55,16 +55,19 @@ def worlds(place: str, policy: Policy) -> Iterator[Any]:
         world.close()
 
 
-def asks(policy: Policy, count: int, n: int = 1, slow: int = -1) -> list[Ask]:
+def asks(policy: Policy, count: int, n: int = 1, slow: int = -1) -> list[SampleRequest]:
     problems = [
         Problem((Message("user", f"eva has {number} pens ?"),), ("slow" if number == slow else "7",))
         for number in range(count)
     ]
-    return [Ask(("rl", 1, i), one, encode_prompt(FORMAT, one, policy.tokenizer), n) for i, one in enumerate(problems)]
+    return [
+        SampleRequest(("rl", 1, i), one, encode_prompt(FORMAT, one, policy.tokenizer), n)
+        for i, one in enumerate(problems)
+    ]
 
 
-def judge(policy: Policy) -> Judge:
-    return Judge(FORMAT, [make_reward("environment")], policy.tokenizer)
+def scorer(policy: Policy) -> Scorer:
+    return Scorer(FORMAT, [make_reward("environment")], policy.tokenizer)
 
 
 def rows(episodes: list[Episode]) -> list[dict[str, Any]]:
@@ -98,7 +101,7 @@ def test_exact_depends_on_no_reply_s_time(policy: Policy, worlds: Any) -> None:
     for options, workers in (({}, 0), ({"most": 0.05}, 2)):
         engine = Recording(policy, 3)
         world = worlds(options, workers=workers)
-        found.append((rows(list(play(engine, asks(policy, 4, 3), SAMPLING, judge(policy), world=world))), engine))
+        found.append((rows(list(play(engine, asks(policy, 4, 3), SAMPLING, scorer(policy), world=world))), engine))
     (first, one), (second, other) = found
     assert first == second and len({len(row["turns"]) for row in first}) > 1
     assert [request.key for request in one.asked] == [request.key for request in other.asked]
@@ -107,7 +110,7 @@ def test_exact_depends_on_no_reply_s_time(policy: Policy, worlds: Any) -> None:
 
 def test_every_prompt_is_what_the_journal_says(policy: Policy, worlds: Any) -> None:
     engine = Recording(policy, 3)
-    episodes = list(play(engine, asks(policy, 3, 2), SAMPLING, judge(policy), world=worlds(workers=1)))
+    episodes = list(play(engine, asks(policy, 3, 2), SAMPLING, scorer(policy), world=worlds(workers=1)))
     prompts = {request.key: request.prompt.tolist() for request in engine.asked}
     later = [(one, number) for one in episodes for number in range(1, len(one.turns))]
     assert len(later) > 4
@@ -121,7 +124,7 @@ def test_free_sends_a_turn_while_another_waits_for_its_reply(policy: Policy, wor
         engine = Recording(policy, 3)
         world = worlds({"slow": 2.0}, schedule=schedule, workers=1, worker_calls=4, turns=3)
         work = asks(policy, 4, slow=0)
-        episodes = list(play(engine, work, SAMPLING, judge(policy), world=world))
+        episodes = list(play(engine, work, SAMPLING, scorer(policy), world=world))
         assert len(episodes) == 4
         turns = [request.key for request in engine.asked if "turn" in request.key]
         seen[schedule] = [f"{key[2]}.{key[-1]}" for key in turns]
@@ -139,7 +142,7 @@ def test_no_more_worlds_than_may_be_open_and_the_oldest_first(
     notes = tmp_path / "notes"
     world = worlds({"notes": str(notes)}, episodes=2, schedule=schedule)
     engine = Recording(policy, 3)
-    episodes = list(play(engine, asks(policy, 6), SAMPLING, judge(policy), world=world))
+    episodes = list(play(engine, asks(policy, 6), SAMPLING, scorer(policy), world=world))
     assert len(episodes) == 6
     lines = notes.read_text().split()
     open_now = np.cumsum([1 if line[0] == "+" else -1 for line in lines])
@@ -151,9 +154,9 @@ def test_as_many_are_admitted_as_the_cache_holds(policy: Policy, worlds: Any, tm
     work = asks(policy, 6)
     notes = tmp_path / "notes"
     world = worlds({"notes": str(notes)})
-    longest = max(len(ask.prompt) for ask in work) + world.options.room(SAMPLING.max_tokens)
+    longest = max(len(ask.prompt) for ask in work) + world.options.longest_episode(SAMPLING.max_tokens)
     engine = Recording(policy, 3, cache_tokens=3 * longest)
-    assert len(list(play(engine, work, SAMPLING, judge(policy), world=world))) == 6
+    assert len(list(play(engine, work, SAMPLING, scorer(policy), world=world))) == 6
     lines = notes.read_text().split()
     assert 2 <= np.cumsum([1 if line[0] == "+" else -1 for line in lines]).max() <= 3
 
@@ -162,7 +165,7 @@ def test_later_turns_compute_only_what_is_new(policy: Policy, worlds: Any) -> No
     counts, found = [], []
     for reuse in (True, False):
         engine = Recording(policy, 3, share_prefixes=reuse)
-        episodes = list(play(engine, asks(policy, 4), Sampling(max_tokens=40), judge(policy), world=worlds()))
+        episodes = list(play(engine, asks(policy, 4), Sampling(max_tokens=40), scorer(policy), world=worlds()))
         found.append([[turn.ids.tolist() for turn in one.turns] for one in sorted(episodes, key=lambda e: e.order)])
         counts.append(engine.prefilled)
         whole = sum(len(one.context(number)) for one in episodes for number in range(len(one.turns)))
@@ -181,8 +184,8 @@ def test_limits_of_an_episode(policy: Policy, worlds: Any) -> None:
     engine = Scripted(policy.tokenizer, say)
     room = len(ask.prompt) + 7
     world = worlds(episode_tokens=room)
-    (episode,) = play(engine, [ask], Sampling(max_tokens=3), judge(policy), world=world)
+    (episode,) = play(engine, [ask], Sampling(max_tokens=3), scorer(policy), world=world)
     assert sum(len(turn.context) + len(turn.ids) for turn in episode.turns) <= room
     late = worlds({"most": 0.02}, episode_seconds=1e-9)
-    (episode,) = play(Scripted(policy.tokenizer, say), [ask], Sampling(max_tokens=3), judge(policy), world=late)
+    (episode,) = play(Scripted(policy.tokenizer, say), [ask], Sampling(max_tokens=3), scorer(policy), world=late)
     assert len(episode.turns) == 1 and episode.reward is not None

@@ -26,7 +26,7 @@ CHANGES = "os.chdir('/'); torch.set_grad_enabled(False); torch.set_default_dtype
 OWN = f"""\
 import os, torch
 from lemma.core.errors import Interruption
-from lemma.environments import Outcome, Reply
+from lemma.environments import Outcome, Observation
 
 class Gone(BaseException):
     pass
@@ -199,8 +199,8 @@ class World:
         return []
 
     def step(self, said):
-        from lemma.environments import Reply
-        return Reply("", done=True)
+        from lemma.environments import Observation
+        return Observation("", done=True)
 
     def score(self):
         from lemma.environments import Outcome

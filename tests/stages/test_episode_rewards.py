@@ -9,14 +9,14 @@ import pytest
 from tests.stages.game_world import episodes_of, game_stage, measured, run_games
 
 PAYING = """
-from lemma.environments import Environment, Outcome, Reply
+from lemma.environments import Environment, Outcome, Observation
 
 class Paying(Environment):
     turns = 0
 
     def step(self, said):
         self.turns += 1
-        return Reply("higher", reward=0.25 if len(said.text) == 1 else None, done=self.turns == 3)
+        return Observation("higher", reward=0.25 if len(said.text) == 1 else None, done=self.turns == 3)
 
     def score(self):
         return Outcome(1.0, True)

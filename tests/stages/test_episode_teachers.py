@@ -19,7 +19,7 @@ from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.formats.turns import encode_learnt, encode_played, first_asked, said_ids
 from lemma.models.tiny import tiny_tokenizer
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Judge, World
+from lemma.rollouts import SampleRequest, Scorer, World
 from lemma.rollouts.replay import replayed
 from tests.formats.tokenizers_made_here import THEIR_TEMPLATE, make_tokenizer
 from tests.stages.game_world import (
@@ -34,7 +34,7 @@ from tests.stages.game_world import (
 )
 
 REWRITING = """
-from lemma.environments import Environment, Outcome, Reply
+from lemma.environments import Environment, Outcome, Observation
 
 class Rewriting(Environment):
     turns = 0
@@ -43,7 +43,7 @@ class Rewriting(Environment):
         self.turns += 1
         self.last = said.text
         anew = "again" if self.problem.golds[0] == "1" else None
-        return Reply("higher", prompt=anew, done=self.turns == 2)
+        return Observation("higher", prompt=anew, done=self.turns == 2)
 
     def reset(self, problem, seed):
         self.problem = problem
@@ -135,11 +135,11 @@ def test_a_conversation_is_encoded_as_an_episode_of_it_would_be_played(name: str
     fmt.install(tokenizer)
     problem = first_asked(talk())
     assert [message.content for message in problem.messages] == ["how many ?"] and problem.golds == ("6",)
-    ask = Ask(("game",), problem, encode_prompt(fmt, problem, tokenizer))
+    ask = SampleRequest(("game",), problem, encode_prompt(fmt, problem, tokenizer))
     world = World(HigherLower(), Bridge.of(fmt, tokenizer, (), 16), context=512)
     said = {ask.key: said_ids(fmt, talk(), tokenizer)}
-    judge = Judge(fmt, [make_reward("environment")], tokenizer)
-    (episode,) = replayed([ask], said, Sampling(max_tokens=8), judge, world)
+    scorer = Scorer(fmt, [make_reward("environment")], tokenizer)
+    (episode,) = replayed([ask], said, Sampling(max_tokens=8), scorer, world)
     assert (episode.reward, episode.verdict, len(episode.turns)) == (1.0, "right", 3)
     (trajectory,) = episode.trajectories()
     encoded = encode_played(fmt, talk(), tokenizer)

@@ -12,7 +12,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.core.events import Event
 from lemma.core.types import Problem
-from lemma.environments import Environment, Outcome, Reply, Utterance
+from lemma.environments import Action, Environment, Observation, Outcome
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
 from lemma.runs.run import train
@@ -67,7 +67,7 @@ def test_every_turn_is_in_the_journal_and_extends_the_last(tmp_path: Path) -> No
 
 
 TALKATIVE = """
-from lemma.environments import Environment, Outcome, Reply
+from lemma.environments import Environment, Outcome, Observation
 
 class Talkative(Environment):
     total = turns = 0
@@ -75,7 +75,7 @@ class Talkative(Environment):
     def step(self, said):
         self.turns += 1
         self.total += sum(map(ord, said.text))
-        return Reply("how many pens ?" if self.total % 3 else "", done=self.turns == 2 + self.total % 3)
+        return Observation("how many pens ?" if self.total % 3 else "", done=self.turns == 2 + self.total % 3)
 
     def score(self):
         return Outcome(float(self.total % 2), self.total % 2 == 1)
@@ -130,7 +130,7 @@ def test_a_free_schedule_keeps_what_was_finished_before_a_kill(tmp_path: Path, m
 
 
 BROKEN = """
-from lemma.environments import Environment, Outcome, Reply
+from lemma.environments import Environment, Outcome, Observation
 
 class Broken(Environment):
     def reset(self, problem, seed):
@@ -140,7 +140,7 @@ class Broken(Environment):
     def step(self, said):
         if self.secret % 2:
             raise OSError("the world is gone")
-        return Reply("no", done=True)
+        return Observation("no", done=True)
 
     def score(self):
         return Outcome(0.5, True)
@@ -184,22 +184,22 @@ def test_a_world_depends_on_what_was_said_alone() -> None:
     class Count(Environment):
         heard = 0
 
-        def step(self, said: Utterance) -> Reply:
+        def step(self, said: Action) -> Observation:
             self.heard += 1
-            return Reply(str(self.heard), done=self.heard == 2)
+            return Observation(str(self.heard), done=self.heard == 2)
 
         def score(self) -> Outcome:
             return Outcome(float(self.heard))
 
     one = Count()
     assert list(one.reset(Problem((), id="p"), 0)) == []
-    assert [one.step(Utterance("a")).done, one.step(Utterance("b")).done] == [False, True]
+    assert [one.step(Action("a")).done, one.step(Action("b")).done] == [False, True]
     assert one.score() == Outcome(2.0) and np.isfinite(one.score().reward or 0.0)
 
 
 OPENING = """
 from lemma.core.types import Message
-from lemma.environments import Environment, Outcome, Reply
+from lemma.environments import Environment, Outcome, Observation
 
 class Opening(Environment):
     open_worlds = 0
@@ -229,7 +229,7 @@ def opening(folder: Path, answer: str, **options: Any) -> dict[str, Any]:
 
 
 def test_what_reset_says_is_in_the_first_prompt(tmp_path: Path) -> None:
-    folder, _ = run(tmp_path, environment=opening(tmp_path, 'Reply("no")', hint="books"), steps=1)
+    folder, _ = run(tmp_path, environment=opening(tmp_path, 'Observation("no")', hint="books"), steps=1)
     first, *_ = read_episodes(folder / "stages/rl/journal/step-000001.jsonl")
     from lemma.models.tiny import tiny_tokenizer
 
@@ -238,20 +238,20 @@ def test_what_reset_says_is_in_the_first_prompt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", ["'no'", "None"])
 def test_a_step_that_returns_no_reply_stops_with_one_sentence(answer: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Opening gave .* where Reply is wanted"):
+    with pytest.raises(UserError, match=r"Opening gave .* where Observation is wanted"):
         run(tmp_path, environment=opening(tmp_path, answer))
 
 
 def test_options_that_the_class_does_not_take_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"class Opening does not take these options.*hints"):
-        run(tmp_path, environment=opening(tmp_path, 'Reply("no")', hints="books"))
+        run(tmp_path, environment=opening(tmp_path, 'Observation("no")', hints="books"))
 
 
 def test_every_world_is_closed_where_the_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lemma.config.registry import load_place
     from lemma.core import faults
 
-    world = opening(tmp_path, 'Reply("no")')
+    world = opening(tmp_path, 'Observation("no")')
     monkeypatch.setattr(faults, "_visits", type(faults._visits)())
     monkeypatch.setenv("LEMMA_FAULT", "rollouts.sampled:9:EIO")
     with pytest.raises(OSError):

@@ -17,7 +17,7 @@ from lemma.formats.question_only import QuestionOnly
 from lemma.models.load_model import load_policy
 from lemma.recipe import load_recipe
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Episode, Journal, Judge, play
+from lemma.rollouts import Episode, Journal, SampleRequest, Scorer, play
 from lemma.runs.run import train
 from tests.algorithms import toy
 from tests.stages.preference_world import RECIPES
@@ -29,14 +29,14 @@ def samples(model: Path, seed: int, journal: Journal | None = None) -> list[Epis
     """Graded samples, 32 for each question of the toy task."""
     policy = load_policy(str(model), "cpu")
     FORMAT.install(policy.tokenizer)
-    judge = Judge(FORMAT, [make_reward(toy.REWARD)], policy.tokenizer)
+    scorer = Scorer(FORMAT, [make_reward(toy.REWARD)], policy.tokenizer)
     problems = [Problem((Message("user", asked),), (gold,)) for asked, gold in toy.QUESTIONS.items()]
     asks = [
-        Ask(("own", number), problem, encode_prompt(FORMAT, problem, policy.tokenizer), 32)
+        SampleRequest(("own", number), problem, encode_prompt(FORMAT, problem, policy.tokenizer), 32)
         for number, problem in enumerate(problems)
     ]
     engine = make_engine(NativeOptions(), policy, seed)
-    found = list(play(engine, asks, Sampling(max_tokens=toy.MAX_TOKENS), judge, journal=journal))
+    found = list(play(engine, asks, Sampling(max_tokens=toy.MAX_TOKENS), scorer, journal=journal))
     engine.close()
     return found
 

@@ -23,7 +23,7 @@ from lemma.models.policy import Policy
 from lemma.models.tiny import tiny_config, tiny_model
 from lemma.objectives.preference import KahnemanTversky
 from lemma.stages.preference.examples import Example, built_in
-from lemma.stages.preference.preference_loop import Scorer, as_trajectories
+from lemma.stages.preference.preference_loop import PairScorer, as_trajectories
 from lemma.stages.preference.scores import mismatched, precompute
 from tests.models.small import CPU, SHAPE
 
@@ -145,7 +145,7 @@ def ours(algorithm: PreferenceAlgorithm, policy: Policy, reference: Policy, fold
         wanted += mismatched(examples, 128) if algorithm.needs_baseline else []
         judge = Learner(reference, OptimOptions(), token_budget=96, total_steps=1)
         known = precompute(reference, judge, wanted, folder, lambda done, total: None)
-    batch, objective = Scorer(algorithm, policy, learner, known, 128).ready(examples)
+    batch, objective = PairScorer(algorithm, policy, learner, known, 128).ready(examples)
     if algorithm.needs_baseline:
         assert isinstance(objective, KahnemanTversky)
         assert objective.baseline > 0.1, "at 0 the mismatched pairs would not be compared"

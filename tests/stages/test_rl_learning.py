@@ -19,7 +19,7 @@ from lemma.formats.detokenizer import Detokenizer
 from lemma.models.model_options import TinyOptions
 from lemma.models.tiny import tiny_config, tiny_tokenizer
 from lemma.rewards import RewardInput
-from lemma.rollouts.judge import text_of
+from lemma.rollouts.scorer import text_of
 from tests.algorithms import toy
 
 CHANCE = 0.25

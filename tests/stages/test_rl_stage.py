@@ -311,7 +311,7 @@ def test_an_engine_is_closed_though_the_stage_never_begins(tmp_path: Path, monke
     def fails(*parts: object) -> None:
         raise UserError("the journal cannot be opened")
 
-    monkeypatch.setattr(rl_parts, "make_roller", fails)
+    monkeypatch.setattr(rl_parts, "make_collector", fails)
     with pytest.raises(UserError, match="cannot be opened"):
         run(tmp_path)
     assert len(closed) == 2, "that of the probe, and the stage's own"

@@ -94,7 +94,7 @@ class NativeEngine(Engine):
         self.context = policy.context
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Tokens that the cache holds: the maximum length of a prompt and its completion together."""
         return self.pool.count * self.pool.size
 
@@ -106,7 +106,7 @@ class NativeEngine(Engine):
             self._modules = None
         elif request.key in self._unfinished:
             raise EngineError(f"request {request.name} is already running", fix="give it another key")
-        self._intake.check(request, self.room)
+        self._intake.check(request, self.capacity)
         self._unfinished[request.key] = request.n
         self.scheduler.add(self._intake.sequences(request, self.seed, self.version))
 

@@ -10,7 +10,7 @@ from lemma.environments.appworld.agents import NO_CODE, code_of, heard, rebuilt_
 from lemma.environments.appworld.appworld_tasks import load_task
 from lemma.environments.appworld.runner_client import OPEN_SECONDS, RemoteWorld
 from lemma.environments.appworld.task_worth import outcome, tests_of
-from lemma.environments.environment import Environment, Reply, Utterance, WorldGone
+from lemma.environments.environment import Action, Environment, Observation, WorldGone
 
 if TYPE_CHECKING:
     from lemma.environments.appworld.appworld_options import AppWorldOptions
@@ -46,7 +46,7 @@ class AppWorldEpisode(Environment):
         self._world = RemoteWorld(self._runner, {"call": "play", "task": self._task.id, "settings": settings})
         return []
 
-    def step(self, said: Utterance) -> Reply:
+    def step(self, said: Action) -> Observation:
         agent = self._options.agent
         code = code_of(agent, said.text)
         done = False
@@ -59,8 +59,8 @@ class AppWorldEpisode(Environment):
             output, done = str(answer.get("output", "")), bool(answer.get("completed"))
         self._steps.append((code, output))
         if agent == "conversation":
-            return Reply(heard(output) if code.strip() else output, done)
-        return Reply(output, done, prompt=rebuilt_prompt(self._task, self._steps, self._options.history))
+            return Observation(heard(output) if code.strip() else output, done)
+        return Observation(output, done, prompt=rebuilt_prompt(self._task, self._steps, self._options.history))
 
     def score(self) -> Outcome:
         """Save the world's changes, end it, and have them judged in a process that has the gold."""

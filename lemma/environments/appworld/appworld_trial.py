@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments.appworld import AppWorldOptions
-from lemma.environments.environment import Utterance
+from lemma.environments.environment import Action
 
 LOOK = "```python\nprint(apis.supervisor.show_active_task()['instruction'])\n```"
 PEEK = (
@@ -51,13 +51,13 @@ def _played(options: AppWorldOptions, problem: Problem) -> Iterator[tuple[bool, 
     world.reset(problem, 0)
     yield True, f"a world of task {problem.id} in {time.perf_counter() - begin:.1f} s, the start of AppWorld included"
     try:
-        reply = world.step(Utterance(LOOK))
+        reply = world.step(Action(LOOK))
         yield not reply.text.startswith("Output:\n```\nExecution failed"), "its code runs"
-        peeked = world.step(Utterance(PEEK.format(task=problem.id))).text
+        peeked = world.step(Action(PEEK.format(task=problem.id))).text
         yield "gold" not in peeked.splitlines()[2], "agents do not see the gold"
-        read = world.step(Utterance(HOST)).text
+        read = world.step(Action(HOST)).text
         yield "read" not in read.splitlines()[2], "agents do not see files of this machine"
-        done = world.step(Utterance(GIVE_UP)).done
+        done = world.step(Action(GIVE_UP)).done
         yield done, "a task that is given up is over"
         outcome = world.score()
         worth = f"{outcome.reward:g}" if outcome.reward is not None else "unknown"

@@ -49,7 +49,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         [[train[i] for i in order.batch(index)] for index in range(total)] if options.algorithm.needs_baseline else []
     )
     reference = open_reference(stage, options, policy, learner, [train, held_out], [*steps, held_out], limit)
-    scorer = Scorer(options.algorithm, policy, learner, reference, limit)
+    scorer = PairScorer(options.algorithm, policy, learner, reference, limit)
     stage.keep("algorithm", scorer.memory)
     asked = Instructions(fmt, policy.tokenizer)
     trained = as_trained(stage, fmt, policy.tokenizer, Counter(asked.of(example.system) for example in train))
@@ -115,7 +115,7 @@ def open_reference(
 
 
 @dataclass(frozen=True)
-class Scorer:
+class PairScorer:
     """Prepares examples for a step: trajectories with the fields that the objective reads, and the objective itself."""
 
     algorithm: PreferenceAlgorithm

@@ -23,7 +23,7 @@ from lemma.core.thread_gpu import gpu_of_thread, use_gpu
 from lemma.engines.protocol import Engine, EngineError
 from lemma.learning.divergence import check_finite
 from lemma.models.policy import Policy
-from lemma.rollouts import ProblemOrder, Roller, Rollouts
+from lemma.rollouts import ProblemOrder, RolloutCollector, Rollouts
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 # How long the end of a stage waits for samples that are no longer needed.
@@ -60,10 +60,10 @@ class Ahead:
         self._is_beside = False
         self._graded = 0.0
 
-    def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
+    def use(self, collector: RolloutCollector, policy: Policy, engine: Engine) -> None:
         """Sample with these. If the engine needs nothing of the learner's, it samples while the learner works."""
         self._policy = policy
-        self.sample_by(roller.step, is_beside=samples_alongside(engine))
+        self.sample_by(collector.step, is_beside=samples_alongside(engine))
 
     def sample_by(self, sample: Callable[[int], Rollouts], *, is_beside: bool) -> None:
         self._sample, self._is_beside = sample, is_beside and self._lag > 0
@@ -168,33 +168,33 @@ class Flying:
     def __init__(self, order: ProblemOrder, limit: int, total: int):
         self._order, self._limit, self._total = order, limit, total
         self._has_begun = False
-        self._roller: Roller | None = None
+        self._collector: RolloutCollector | None = None
         self._policy: Policy | None = None
 
-    def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
+    def use(self, collector: RolloutCollector, policy: Policy, engine: Engine) -> None:
         if not engine.updates_in_flight:
             raise UserError(
                 f"`rollout.lag: flying` needs responses that continue after an update, which the engine {engine.name} "
                 "does not support here",
                 fix="write `engine: native`, vLLM with `mode: server`, or `lag: 1`",
             )
-        self._roller, self._policy = roller, policy
+        self._collector, self._policy = collector, policy
 
     def take(self, step: int) -> Rollouts:
-        assert self._roller is not None and self._policy is not None
+        assert self._collector is not None and self._policy is not None
         if not self._has_begun:
-            self._roller.go_on_after(step - 1)
+            self._collector.go_on_after(step - 1)
         self._has_begun = True
         with blame_divergence(self._policy):
-            return self._roller.step(step, min(step + self._limit, self._total))
+            return self._collector.step(step, min(step + self._limit, self._total))
 
     def wait(self) -> None:
         """An update waits for nothing."""
 
     def land(self) -> None:
         """The engine is needed for something else: finish what has begun."""
-        assert self._roller is not None
-        self._roller.land()
+        assert self._collector is not None
+        self._collector.land()
 
     def settle(self) -> None:
         """The engine is closed, along with the responses in flight."""

@@ -50,8 +50,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         background = stack.enter_context(BackgroundWork())
         stage.before_saving = background.wait
         speaking = open_speaking(stage, options, fmt, parts, done, stack)
-        engine, roller = speaking.engine, speaking.roller
-        ahead.use(roller, parts.policy, engine)
+        engine, collector = speaking.engine, speaking.collector
+        ahead.use(collector, parts.policy, engine)
         benchmarks.begin(done, total, engine)
         measured, kept = benchmarks.due_steps(total), options.journal.steps
         stage.catch_up(learner, done, total)
@@ -68,7 +68,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             if isinstance(parts.reference, ModelReference):
                 parts.reference.after(step)
             if notes is not None and is_leader():
-                background.submit(partial(notes.write, roller.folder.with_name(FOLDER), step, batch))
+                background.submit(partial(notes.write, collector.folder.with_name(FOLDER), step, batch))
             count_tokens(stage, reports, rollouts)
             with stage.clock.measure("generate"):
                 ahead.wait()
@@ -83,7 +83,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
-                background.submit(partial(tidy_files, roller.folder, step, kept, stage.store.oldest))
+                background.submit(partial(tidy_files, collector.folder, step, kept, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 

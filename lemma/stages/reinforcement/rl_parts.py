@@ -11,7 +11,7 @@ from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import Format
 from lemma.learning.learner import Learner
 from lemma.models.policy import Policy
-from lemma.rollouts import Judge, ProblemOrder, Roller, Task
+from lemma.rollouts import ProblemOrder, RolloutCollector, Scorer, Task
 from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import check_tokens, stage_critic, stage_learner, stage_policy, switch_dropout_off
@@ -21,7 +21,7 @@ from lemma.stages.reinforcement.lag import Ahead, Flying, corrected, make_ahead
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
 from lemma.stages.reinforcement.rl_validation import RlBenchmarks
-from lemma.stages.reinforcement.speaking import make_roller, make_rollout_engine, make_world, sampling_of
+from lemma.stages.reinforcement.speaking import make_collector, make_rollout_engine, make_world, sampling_of
 from lemma.stages.trained_prompt import Instructions, as_trained
 
 
@@ -50,7 +50,7 @@ class Speaking:
     """What it samples with."""
 
     engine: Engine
-    roller: Roller
+    collector: RolloutCollector
     sampling: Sampling
 
 
@@ -108,7 +108,7 @@ def open_speaking(
     """
     policy, environment = parts.policy, options.environment
     prompt = max(len(task.prompt) for task in parts.tasks)
-    longest = min(prompt + environment.room(parts.max_tokens), policy.context)
+    longest = min(prompt + environment.longest_episode(parts.max_tokens), policy.context)
     budget = parts.learner.token_budget
     sampling = sampling_of(options, fmt, parts.max_tokens, policy)
     world = make_world(options, fmt, policy, sampling, stage.seed)
@@ -119,9 +119,9 @@ def open_speaking(
         engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
         stack.callback(engine.close)
         engine.update_weights(done)
-    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
-    roller = make_roller(stage, options, judge, engine, parts.order, sampling, world, parts.data)
-    return Speaking(engine, roller, sampling)
+    scorer = Scorer(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
+    collector = make_collector(stage, options, scorer, engine, parts.order, sampling, world, parts.data)
+    return Speaking(engine, collector, sampling)
 
 
 def total_steps(options: ReinforcementOptions, problems: int) -> int:

@@ -1,4 +1,4 @@
-"""What a reinforcement stage samples with: the engine and its cache, the environments, the roller, the sampling
+"""What a reinforcement stage samples with: the engine and its cache, the environments, the collector, the sampling
 settings."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lemma.engines.stop_strings import ends_of
 from lemma.engines.weight_broadcast import layout_of
 from lemma.formats import Format
 from lemma.models.policy import Policy
-from lemma.rollouts import Judge, ProblemOrder, Roller, World
+from lemma.rollouts import ProblemOrder, RolloutCollector, Scorer, World
 from lemma.rollouts.open_world import open_world
 from lemma.runs.fitted import cache_tokens
 from lemma.runs.stage import Stage
@@ -49,7 +49,7 @@ def make_rollout_engine(
             tokens = cache_tokens(stage, options, policy, needed, budget)
             wanted = wanted.model_copy(update={"cache_tokens": tokens})
         engine = make_engine(wanted, policy, stage.seed, stage.emit)
-    room = engine.room
+    room = engine.capacity
     if room is not None and evaluated > room:
         engine.close()
         raise UserError(
@@ -89,21 +89,21 @@ def make_world(
     return replace(world, schedule="free") if world is not None and options.rollout.lag == "flying" else world
 
 
-def make_roller(
+def make_collector(
     stage: Stage,
     options: ReinforcementOptions,
-    judge: Judge,
+    scorer: Scorer,
     engine: Engine,
     order: ProblemOrder,
     sampling: Sampling,
     world: World | None,
     data: str,
-) -> Roller:
+) -> RolloutCollector:
     if world is not None and not world.is_exact:
         stage.say("not bit-exact: turns are sent as their replies come; `environment.schedule: exact` repeats a run")
-    return Roller(
+    return RolloutCollector(
         engine,
-        judge,
+        scorer,
         sampling,
         options.algorithm,
         order,

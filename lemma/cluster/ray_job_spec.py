@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemma.cluster.ray_launch import RayWish
+from lemma.cluster.ray_launch import RayJobSpec
 from lemma.engines.vllm.vllm_options import VllmOptions
 
 if TYPE_CHECKING:
     from lemma.recipe import Recipe
 
 
-def wish_of(recipe: Recipe, arguments: Sequence[str], ranks: int | None, *, fresh: bool) -> RayWish:
+def job_spec_of(recipe: Recipe, arguments: Sequence[str], ranks: int | None, *, fresh: bool) -> RayJobSpec:
     """So many ranks, or as many as the recipe says, or one for each GPU of the cluster that no server has."""
     apart = {name: options for name, options in _vllm_stages(recipe).items() if isinstance(options.servers, int)}
     count = max((int(options.servers) for options in apart.values()), default=0)  # type: ignore[arg-type]
     first = next(iter(apart.values()), None)
     server = [] if first is None else _server_arguments(recipe, first)
-    return RayWish(
+    return RayJobSpec(
         arguments=arguments,
         fresh=fresh,
         ranks=ranks or recipe.cluster.ranks,

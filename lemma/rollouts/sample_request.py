@@ -16,7 +16,7 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
-class Ask:
+class SampleRequest:
     """`n` attempts at one problem, numbered from `first`. A `prefix` begins the response on a teacher's behalf.
 
     The engine knows it by its key, or by `name`, where noise other than the key's is wanted.

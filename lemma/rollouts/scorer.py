@@ -31,7 +31,7 @@ class Pending:
     item: RewardInput
 
 
-class Judge:
+class Scorer:
     """Reads completions by one format and scores them by some rewards.
 
     `grade` asks the grader even where no reward needs a verdict, as an evaluation does. `ends` are the tokens that end
@@ -126,8 +126,8 @@ class Judge:
 class ScoringQueue:
     """Episodes that are being graded, in the order in which they are scored and written to their journals."""
 
-    def __init__(self, judge: Judge):
-        self._judge = judge
+    def __init__(self, scorer: Scorer):
+        self._scorer = scorer
         self._journals: dict[int, Journal | None] = {}
         self._settled = time.monotonic()
         # In the order in which they came, whatever that depended on.
@@ -161,7 +161,7 @@ class ScoringQueue:
         """Score these together, write them to their journals, and wait for them no more."""
         if not part:
             return []
-        episodes = self._judge.finish(part)
+        episodes = self._scorer.finish(part)
         gone = {id(pending) for pending in part}
         self._all = [one for one in self._all if id(one) not in gone]
         by_journal: dict[int, tuple[Journal, list[Episode]]] = {}
