@@ -1,24 +1,34 @@
-"""Both walks through the code are taken: what the page names is called."""
+"""Four walks through the code are taken: what docs/walk.md names is called, and no more is entered than before."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
-import lemma
+from tests.walks import COUNTS, ROOT, WALKS, counted, walked
 
-ROOT = Path(__file__).resolve().parents[1]
+ALLOWED = json.loads(COUNTS.read_text(encoding="utf-8"))
 PAGE = (ROOT / "docs" / "walk.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| \d+ \| `([^`]+)` \| (.+?) \|", re.MULTILINE)
+HEADINGS = {
+    "lemma train": "One step of GRPO",
+    "lemma eval": "One evaluation",
+    "sft": "Supervised fine-tuning",
+    "episode with a tool": "An episode with a tool",
+}
+# What kind of CPU this is, and which thread comes first, decides about a few functions.
+SPARE_LINES, SPARE_FUNCTIONS = 200, 8
+COME_TO_STAY = "say in the commit why more code is entered, and run: python -m tests.walks --update"
+
+
+def hops(heading: str) -> list[tuple[str, str]]:
+    """Pairs of file and function."""
+    part = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [(file, name) for file, cell in ROW.findall(part) for name in re.findall(r"`([^`]+)`", cell)]
 
 
 def names_in(path: Path) -> set[str]:
@@ -32,64 +42,22 @@ def names_in(path: Path) -> set[str]:
     return names
 
 
-def hops(page: str) -> list[tuple[str, str]]:
-    """Pairs of file and function."""
-    return [(file, name) for file, cell in ROW.findall(page) for name in re.findall(r"`([^`]+)`", cell)]
-
-
-@contextmanager
-def watched(called: set[tuple[str, str]]) -> Iterator[None]:
-    """Within `with`, every function of Lemma that is called, in any thread."""
-    before, home = sys.getprofile(), f"{ROOT / 'lemma'}/"
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(home):
-            called.add((frame.f_code.co_filename.removeprefix(f"{ROOT}/"), frame.f_code.co_qualname))
-
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(None)
-
-
-RECIPE = {
-    "run": {"dir": "run", "device": "cpu", "threads": 1, "tensorboard": False},
-    "model": {"tiny": {"hidden": 32, "layers": 1, "feed_forward": 32, "heads": 4, "kv_heads": 4, "context": 128}},
-    "format": {"name": "r1_zero", "preamble": False},
-    "stages": {
-        "grpo": {
-            "steps": 1,
-            "algorithm": {"group_size": 4, "clip": 0.2},
-            "rewards": ["own.py:parity"],
-            "data": {"arithmetic": {"count": 10}},
-            "rollout": {"max_tokens": 6},
-            "batch": {"problems": 2},
-        }
-    },
-}
-
-
-@pytest.mark.slow(15)
-def test_every_hop_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text("def parity(item):\n    return float(sum(item.ids) % 2)\n")
-    step, evaluation = PAGE.split("## One evaluation")
-    for part, walk in (
-        (step, lambda: lemma.train(RECIPE, console=False)),
-        (evaluation, lambda: lemma.evaluate("run", "arithmetic", limit=2, max_tokens=4, device="cpu", out="out")),
-    ):
-        called: set[tuple[str, str]] = set()
-        with watched(called):
-            walk()
-        whole = called | {(file, name.split(".")[0]) for file, name in called}
-        assert [hop for hop in hops(part) if hop not in whole] == []
+@pytest.mark.parametrize("name", list(WALKS))
+def test_a_walk_is_as_the_page_says_and_enters_no_more_than_before(name: str, tmp_path: Path) -> None:
+    for walk, places in walked(name, tmp_path).items():
+        entered = {(file, function) for file, function in places}
+        if heading := HEADINGS.get(walk):
+            called = {(f"lemma/{file}", function) for file, function in entered}
+            called |= {(file, function.split(".")[0]) for file, function in called}
+            assert [hop for hop in hops(heading) if hop not in called] == []
+        counts = counted(walk, entered)
+        assert counts["files"] <= ALLOWED[walk]["files"], COME_TO_STAY
+        assert counts["lines"] <= ALLOWED[walk]["lines"] + SPARE_LINES, COME_TO_STAY
+        assert counts["functions"] <= ALLOWED[walk]["functions"] + SPARE_FUNCTIONS, COME_TO_STAY
 
 
 def test_every_file_named_in_the_text_exists() -> None:
     files = set(re.findall(r"`(lemma/[\w/]+\.py)`", PAGE))
-    assert len(files) > 30 and all((ROOT / file).is_file() for file in files)
+    assert len(files) > 40 and all((ROOT / file).is_file() for file in files)
     for file, name in re.findall(r"`(lemma/[\w/]+\.py)` \(`([\w.]+)`\)", PAGE):
         assert name in names_in(ROOT / file), name

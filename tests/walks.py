@@ -1,7 +1,7 @@
 """Counts what four walks through the code enter, by tracing.
 
 `python -m tests.walks` prints the counts, `--update` writes them to tests/walk_counts.json, which
-tests/test_walk_counts.py holds them to, and `--files WALK` names the files.
+tests/test_walk.py holds them to, and `--files WALK` names the files.
 
 A file counts if a function that is defined in it was called in this process. Grader and environment processes are not
 traced. Each walk runs in a process of its own.
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = f"{ROOT / 'lemma'}{os.sep}"
 COUNTS = Path(__file__).with_name("walk_counts.json")
 NOT_FUNCTIONS = {"<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>"}
-# The packages that an episode passes through, and the interface of engines.
+# Of an episode with a tool, what is counted: the packages that it passes through, and the interface of engines.
 EPISODE = ("rollouts/", "environments/", "engines/")
 # Calls between two looks at the metrics.
 LOOK = 500
@@ -92,7 +92,9 @@ def files(entered: Entered) -> set[str]:
     return {file for file, _ in entered}
 
 
-def counted(entered: Entered) -> dict[str, int]:
+def counted(walk: str, entered: Entered) -> dict[str, int]:
+    if walk == "episode with a tool":
+        entered = {place for place in entered if place[0].startswith(EPISODE) and "/native/" not in place[0]}
     lines = sum((Path(HOME) / file).read_bytes().count(b"\n") for file in files(entered))
     return {"files": len(files(entered)), "lines": lines, "functions": len(entered)}
 
@@ -116,7 +118,7 @@ def supervised() -> dict[str, Entered]:
 
 
 def tool_episode() -> dict[str, Entered]:
-    """A step of GRPO whose episodes call a calculator; of it, the packages that an episode passes through."""
+    """Steps of GRPO whose episodes call a calculator."""
     from benchmarks.calculator import RECIPE, write_demonstrations
 
     write_demonstrations(Path("demonstrations.jsonl"), 0)
@@ -132,9 +134,7 @@ def tool_episode() -> dict[str, Entered]:
     tracer.run(lambda: command("train", str(RECIPE), *options, "--only", "with_calculator"))
     rows = [json.loads(line) for line in Path("tool/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert max(row.get("calls/mean", 0.0) for row in rows) > 0, "no episode called the tool"
-    entered: Entered = set().union(*tracer.parts[1:-1])
-    step = {place for place in entered if place[0].startswith(EPISODE) and "/native/" not in place[0]}
-    return {"episode with a tool": step}
+    return {"episode with a tool": set().union(*tracer.parts[1:-1])}
 
 
 WALKS = {"grpo": grpo_step, "sft": supervised, "tool": tool_episode}
@@ -174,7 +174,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for walk, places in walked(name, Path(folder)).items():
                 there = {(file, function) for file, function in places}
-                counts[walk] = counted(there)
+                counts[walk] = counted(walk, there)
                 print(f"{walk}: " + ", ".join(f"{number:,} {what}" for what, number in counts[walk].items()))
                 if wanted.files:
                     print("\n".join(f"  {file}" for file in sorted(files(there))))
