@@ -194,6 +194,10 @@ class EpisodeRunner:
                 generate = self._generate_after((repr(ask.key), ask.first + number))
                 over = await play_turns(first(), ask.problem, self._sampling(ask), self._world, generate, self._scorer)
             self._over.append((ask.problem, *over, journal))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 (`run` raises it)
+            self._fail(error)
         finally:
             self._running -= 1
             self._tokens -= self._most_tokens(ask)
@@ -224,8 +228,6 @@ class EpisodeRunner:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._woken.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
 
     def _raised(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of the loop raised, as it does where a signal reaches it."""

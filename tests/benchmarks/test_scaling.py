@@ -9,5 +9,5 @@ def test_a_small_step_is_measured_part_by_part() -> None:
     found = handled({"who": "made before", "tokens": 600})
     assert found["sampled"] >= 600 and found["bytes"] >= 0
     assert all(spent >= 0 for spent in found["microseconds"].values())
-    assert {"play, judge, journal, groups", "plan of packs", "read again", "report"} <= set(found["microseconds"])
+    assert {"play, score, journal, groups", "plan of packs", "read again", "report"} <= set(found["microseconds"])
     assert f"| {found['sampled']:,} |" in table([found, {"who": "made before", "error": "too slow"}])

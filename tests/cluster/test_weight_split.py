@@ -33,7 +33,7 @@ from tests.cluster.crew import Crew
 from tests.cluster.forked import Forked, lemma_rank
 from tests.cluster.test_rl_ranks import ALGORITHMS
 from tests.cluster.test_rl_ranks import recipe_of as rl_recipe
-from tests.cluster.test_run_ranks import PREFERENCE, SFT, pairs, recipe_of, trained  # noqa: F401
+from tests.cluster.test_run_ranks import PREFERENCE, SFT, TINY, pairs, recipe_of, trained  # noqa: F401
 from tests.cluster.test_speakers import trained_or_spoken
 from tests.learning.test_invariance import MAKE, items_of
 from tests.models.small import CPU, SHAPE, in_float64, relative, tiny_policy, trajectories
@@ -115,7 +115,7 @@ def values_of(shard: str) -> dict[str, torch.Tensor]:
     for item in items:
         item.token_fields |= {"return": item.token_fields["advantage"], "value": 0 * item.token_fields["advantage"]}
     report = learner.step(items, ClippedValueLoss())
-    scores = torch.cat([torch.from_numpy(part) for part in learner.score(items)])
+    scores = torch.cat([torch.from_numpy(part) for part in learner.score(items, output="values")])
     return {"loss": torch.tensor([report.loss]), "norm": torch.tensor([report.grad_norm]), "scores": scores}
 
 
@@ -310,6 +310,9 @@ def test_a_dry_run_refuses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         measured = {"benchmarks": [benchmark], "engine": engine}
         for one in (stage | {"rollout": {"engine": engine}}, SFT | {"eval": measured}):
             content = recipe_of(tmp_path, "run", one, {"shard": "weights"})
+            content["model"] = {
+                "tiny": TINY["tiny"] | {"hidden": 64, "heads": 2, "kv_heads": 1}
+            }  # a size of heads that vLLM has
             (tmp_path / "recipe.yaml").write_text(json.dumps(content))
             assert main(["train", str(tmp_path / "recipe.yaml"), "--dry-run"]) == code
             assert ("leaves no whole weights" in capsys.readouterr().err) == (code == 2)

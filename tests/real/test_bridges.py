@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
-from lemma.engines.protocol import Completion, Sampling
+from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.environments import Action, Environment, Observation
 from lemma.environments.tools import ToolOptions, replied, understanding
 from lemma.formats import make_format
@@ -180,15 +179,15 @@ class Echoing(ToolOptions):
 class Fluent(Scripted):
     """Says what it is told to in the vocabulary of a real model, special tokens included."""
 
-    def completions(self) -> Iterator[Completion]:
-        while self._waiting:
-            request = self._waiting.pop()
-            for sample in range(request.n):
-                ids = [*encode_text(self.say(request, sample), self.tokenizer), self.tokenizer.eos_token_id]
-                cut = ids[: request.sampling.max_tokens]
-                zeros = np.zeros(len(cut), dtype=np.float32)
-                finish: Any = "stop" if len(cut) == len(ids) else "length"
-                yield Completion(request.key, sample, np.array(cut, dtype=np.int32), zeros - 1, zeros, finish, 0)
+    def samples(self, request: Request) -> list[Completion]:
+        samples = []
+        for sample in range(request.n):
+            ids = [*encode_text(self.say(request, sample), self.tokenizer), self.tokenizer.eos_token_id]
+            cut = ids[: request.sampling.max_tokens]
+            zeros = np.zeros(len(cut), dtype=np.float32)
+            finish: Any = "stop" if len(cut) == len(ids) else "length"
+            samples.append(Completion(request.key, sample, np.array(cut, dtype=np.int32), zeros - 1, zeros, finish, 0))
+        return samples
 
 
 def lines(call: str) -> list[str]:
