@@ -36,6 +36,8 @@ class Scored:
 
 def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Scored]:
     """Score every completion with every reward, in order. If one crashes, the error names it and the completion."""
+    if not items:
+        return []
     names = labels(rewards)
     graded = any(reward.needs_verdict for reward in rewards)
     if graded:

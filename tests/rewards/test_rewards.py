@@ -210,6 +210,18 @@ def test_a_function_that_takes_its_input_for_text_is_told(tmp_path: Path, body: 
         combine([make_reward(f"{path}:texts")], [item("brief")])
 
 
+def test_a_reward_is_not_called_without_completions(tmp_path: Path) -> None:
+    path = _write(
+        tmp_path,
+        "from lemma.rewards import Reward\n\n\nclass Longest(Reward):\n    def score_all(self, items):\n"
+        "        longest = max(len(one.completion) for one in items)\n"
+        "        return [len(one.completion) / longest for one in items]\n",
+    )
+    longest = make_reward(f"{path}:Longest")
+    assert combine([longest], []) == []
+    assert [row.total for row in combine([longest], [item("ab"), item("abcd")])] == [0.5, 1.0]
+
+
 def test_a_crash_stops_with_the_name_and_the_completion(tmp_path: Path) -> None:
     path = _write(tmp_path, "def broken(item):\n    return 1 / (len(item.completion) - 4)\n")
     with pytest.raises(RewardFailed) as caught:
