@@ -114,7 +114,10 @@ def _instead(name: str, path: KeyPath, options: type[Options], root: type[Option
     if outside:
         return f"it belongs at '{dotted(outside)}'"
     close = get_close_matches(name, fields, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else "write " + _one_of(sorted(fields))
+    if close:
+        return f"did you mean '{close[0]}'?"
+    own = f"it as '{dotted((*path, 'options', name))}' if what you named takes it, or " if "options" in fields else ""
+    return f"write {own}{_one_of(sorted(fields))}"
 
 
 def _is_place(path: KeyPath, spot: KeyPath) -> bool:

@@ -36,6 +36,13 @@ RECIPES: dict[str, tuple[str, str]] = {
         GOOD + "  next: {kind: rl, algorithm: gpro}\n",
         "recipe.yaml:11: 'stages.next.algorithm' cannot be 'gpro'; did you mean 'grpo'?",
     ),
+    "an argument of a class of one's own": (
+        GOOD + "  next: {kind: rl, environment: {name: 'shop.py:Shop', days: 3}}\n",
+        "recipe.yaml:11: unknown key 'stages.next.environment.days'; write it as 'stages.next.environment.options.days' "
+        "if what you named takes it, or one of: class, episode_seconds, episode_tokens, episodes, limit_reward, name, "
+        "options, reply_tokens, reset_seconds, schedule, score_seconds, step_seconds, turns, unknown_limit, "
+        "worker_calls, workers",
+    ),
     "an option of other batches": (
         GOOD + "  next: {kind: preference, batch: {sequences: 4}}\n",
         "recipe.yaml:11: unknown key 'stages.next.batch.sequences'; write one of: examples, token_budget",
