@@ -22,10 +22,12 @@ FILES = {
     "ranked.py": "how-to/add-an-algorithm.md",
     "guess.py": "environments.md",
 }
+FURTHER = {"distil.py": "how-to/add-an-algorithm.md", "median.py": "how-to/add-an-objective.md"}
 
 
-def first(page: str, language: str = "python") -> str:
+def first(page: str, language: str = "python", after: str = "") -> str:
     text = (DOCS / page).read_text(encoding="utf-8")
+    text = text[text.index(after) :]
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[0]
 
 
@@ -36,6 +38,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, page in FILES.items():
         assert name == "guess.py" or f"`{name}`" in (DOCS / page).read_text(encoding="utf-8")
         (tmp_path / name).write_text(first(page), encoding="utf-8")
+    for name, page in FURTHER.items():
+        (tmp_path / name).write_text(first(page, after=f"`{name}`"), encoding="utf-8")
     return tmp_path
 
 
@@ -62,6 +66,35 @@ def test_every_file_of_the_how_to_pages_runs_in_a_recipe(files: Path) -> None:
     assert {"rewards/brevity/absent", "rewards/brevity_2/absent", "rewards/Brevity/absent"} <= set(row.values)
     assert [one.report.settings["Sums"]["source"] for one in run.evaluations()] == ["my_benchmark.py:Sums"] * 2
     assert run.recipe.format.name == "workshop.py:Workshop"
+
+
+def advantages(run: lemma.Run) -> list[float]:
+    return [row.values["advantage/mean"] for row in run.metrics("rl", "train")]
+
+
+@pytest.mark.slow(15)
+def test_the_policy_approaches_the_teacher_of_the_how_to(files: Path) -> None:
+    """The mean advantage of `distil.py` is minus the KL to the teacher: 0 if that is the policy itself."""
+    stage = yaml.safe_load(first(FURTHER["distil.py"], "yaml", after="`distil.py`"))
+    data = {"arithmetic": {"count": 40, "operations": 1, "largest": 10}}
+    taught = recipe()
+    taught["run"]["dir"] = stage["reference_model"]["path"]
+    taught["stages"] = {"sft": {"steps": 60, "data": data, "optim": {"lr": 1e-2}, "checkpoint": {"every": 0}}}
+    lemma.train(taught, console=False)
+    wanted = recipe(**stage, data=data, optim={"lr": 1e-2}, checkpoint={"every": 0})
+    wanted["stages"]["rl"] |= {"steps": 8, "batch": {"problems": 64}}
+    gaps = advantages(lemma.train(wanted, console=False))
+    assert gaps[0] < -1 and gaps[-1] > gaps[0] + 0.25
+    alone = {"stages.rl.reference_model": None, "stages.rl.steps": 1, "run.dir": "alone"}
+    assert advantages(lemma.train(wanted, alone, console=False)) == [pytest.approx(0.0, abs=1e-6)]
+
+
+@pytest.mark.slow(10)
+def test_the_objective_of_the_how_to_has_the_options_of_the_loss_that_it_wraps(files: Path) -> None:
+    named = yaml.safe_load(first(FURTHER["median.py"], "yaml", after="`median.py`"))["algorithm"]
+    run = lemma.train(recipe(algorithm=named, data={"arithmetic": {"count": 10}}, rewards=["length"]), console=False)
+    (row,) = run.metrics("rl", "train")
+    assert row.values["updates"] == 2 and {"shaped", "kl", "ratio/max", "clip/low"} <= set(row.values)
 
 
 def test_the_algorithm_has_at_most_40_lines() -> None:

@@ -13,6 +13,7 @@ from lemma.environments.env_handle import EnvFailure
 from lemma.environments.env_pool import EnvPool
 from lemma.environments.environment import ERROR, Action, EnvironmentOptions, Observation
 from lemma.environments.polled import polled
+from lemma.environments.tools import ToolOptions
 
 PLAIN = ("I do not know.", "1", "```python\nprint(1)\n```")
 # A call that takes longer matters when hundreds of episodes wait for theirs.
@@ -84,6 +85,9 @@ def try_out(
     worth = _worth(once, silent)
     if options.is_graded:
         worth = [TrialFinding("ok", "worth", "the stage's rewards judge the last turn, and nothing is scored here")]
+    if isinstance(options, ToolOptions):
+        untried = "no tool is called: the scripted answers are passed on as plain text; see `lemma env play`"
+        worth.append(TrialFinding("note", "tools", untried))
     return [*_calls(options, [*once, *silent]), _repeats(once, again), *worth]
 
 

@@ -54,16 +54,19 @@ def test_a_good_environment_passes_its_trial(tmp_path: Path, capsys: pytest.Capt
     assert "BAD" not in out and "saying nothing is worth 0" in out
 
 
-def test_tools_are_tried_and_their_worth_is_left_to_the_rewards(
+def test_the_trial_of_tools_says_that_none_was_called_and_leaves_their_worth_to_the_rewards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_tools.py").write_text(
-        'def count(word: str) -> int:\n    """Count letters."""\n    return len(word)\n'
+        f'def count(word: str) -> int:\n    """Count letters."""\n    open({str(tmp_path / "called")!r}, "w")\n'
+        "    return len(word)\n"
     )
     tools = {"name": "tools", "functions": [f"{tmp_path}/my_tools.py:count"], "calls": "hermes", "workers": 0}
-    assert main(["env", "test", recipe(tmp_path, tools)]) == 0
+    call = '<tool_call>{"name": "count", "arguments": {"word": "a"}}</tool_call>'
+    assert main(["env", "test", recipe(tmp_path, tools), "--answer", call]) == 0
     out = capsys.readouterr().out
     assert "rewards judge the last turn" in out and "no known worth" not in out
+    assert "note tools    no tool is called" in out and not (tmp_path / "called").exists()
 
 
 def test_a_trial_finds_what_does_not_repeat_what_fails_and_what_pays_for_nothing(
