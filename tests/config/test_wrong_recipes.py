@@ -38,8 +38,9 @@ RECIPES: dict[str, tuple[str, str]] = {
     ),
     "an argument of a class of one's own": (
         GOOD + "  next: {kind: rl, environment: {name: 'shop.py:Shop', days: 3}}\n",
-        "recipe.yaml:11: unknown key 'stages.next.environment.days'; write it as 'stages.next.environment.options.days' "
-        "if what you named takes it, or one of: class, episode_seconds, episode_tokens, episodes, limit_reward, name, "
+        "recipe.yaml:11: unknown key 'stages.next.environment.days'; "
+        "write it as 'stages.next.environment.options.days' if what you named takes it, or "
+        "one of: class, episode_seconds, episode_tokens, episodes, limit_reward, name, "
         "options, reply_tokens, reset_seconds, schedule, score_seconds, step_seconds, turns, unknown_limit, "
         "worker_calls, workers",
     ),
