@@ -17,7 +17,6 @@ from starlette.routing import Route
 from lemma.core.errors import UserError
 from lemma.core.events import Sink, silent
 from lemma.engines.protocol import EngineError
-from lemma.engines.remote.guard import Guard, end_with_parent
 from lemma.engines.remote.rollout_wire import (
     END,
     GENERATE,
@@ -28,6 +27,7 @@ from lemma.engines.remote.rollout_wire import (
     request_of,
 )
 from lemma.engines.remote.server_client import LINES, SERVED
+from lemma.engines.remote.server_guard import Guard, end_with_parent
 from lemma.serving.http_server import LOOPBACK, HttpServer, JsonReply, as_json, as_reply
 from lemma.serving.openai_app import read_body
 from lemma.serving.rollout_host import Event, RolloutHost, Sample, Work

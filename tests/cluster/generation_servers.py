@@ -66,7 +66,7 @@ def _serve(port: int, folder: str, fault: str) -> None:
 
     import torch
 
-    from lemma.engines.remote.guard import KEY_VARIABLE
+    from lemma.engines.remote.server_guard import KEY_VARIABLE
     from lemma.serving.rollout_server import serve_rollouts
 
     os.environ |= {KEY_VARIABLE: KEY, "LEMMA_FAULT": fault}

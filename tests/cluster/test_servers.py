@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.ranks import RankWorld, joined
 from lemma.engines.remote import server_client, servers
-from lemma.engines.remote.guard import HEADER, KEY_VARIABLE
 from lemma.engines.remote.native_servers import NativeServers
+from lemma.engines.remote.server_guard import HEADER, KEY_VARIABLE
 from tests.cluster.crew import Crew
 from tests.cluster.forked import wait_for
 from tests.cluster.generation_servers import KEY, ForkedServer, forked_servers, free_port

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from lemma.engines.protocol import EngineError
-from lemma.engines.remote.guard import HEADER, KEY_VARIABLE, Guard
 from lemma.engines.remote.process_group import kill_group
+from lemma.engines.remote.server_guard import HEADER, KEY_VARIABLE, Guard
 from lemma.engines.remote.server_process import cause_in
 from lemma.engines.remote.weights_folder import PREFIX, WeightsFolder
 from lemma.engines.vllm.weights import check_policy

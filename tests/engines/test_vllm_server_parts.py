@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from lemma.core.errors import UserError
 from lemma.engines.protocol import EngineError
 from lemma.engines.remote import weight_files
-from lemma.engines.remote.guard import FILES_PATH, HEADER, KEY_VARIABLE, Guard
 from lemma.engines.remote.server_client import ServerClient
 from lemma.engines.remote.server_gpus import gpus_of_servers
+from lemma.engines.remote.server_guard import FILES_PATH, HEADER, KEY_VARIABLE, Guard
 from lemma.engines.remote.server_pool import Member, ServerPool
 from lemma.engines.vllm import weights
 from lemma.engines.vllm.stand_alone import command

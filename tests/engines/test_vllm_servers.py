@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from lemma.engines.protocol import EngineError, Request, generate
 from lemma.engines.remote import servers as servers_of_engine
 from lemma.engines.remote import weight_files
-from lemma.engines.remote.guard import KEY_VARIABLE
+from lemma.engines.remote.server_guard import KEY_VARIABLE
 from lemma.engines.vllm import make_vllm
 from lemma.engines.vllm.server_engine import VllmServerEngine
 from lemma.engines.vllm.versions import installed, judge

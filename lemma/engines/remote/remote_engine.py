@@ -35,7 +35,7 @@ WEIGHTS, PLACE = "weights for the generation servers", "the generation servers"
 
 
 @dataclass(eq=False)
-class Session:
+class RolloutSession:
     """Requests whose results are waited for together. Where it is `alone`, one server works on it and on nothing else,
     batch by batch: `history` has all batches since it began. `preferred` says which server that is, if it is up."""
 
@@ -73,11 +73,11 @@ class Session:
 
 
 @dataclass(eq=False)
-class Job:
+class RolloutJob:
     """One exchange with a server: a batch of a session, or batches of one that begins again from `start`."""
 
     name: str
-    session: Session
+    session: RolloutSession
     start: int
     batches: list[list[Request]]
 
@@ -108,12 +108,12 @@ class RemoteEngine(Engine):
         spent: Callable[[float], None] = lambda seconds: None,
     ):
         self.policy, self.options, self._flies, self._spent = policy, options, flies, spent
-        self.device_wait = threading.Event()
+        self.device_wait = self._is_waiting = threading.Event()
         self.version = 0
         self.difference = 0.0  # between servers and policy, at the last probe
-        self._jobs: dict[str, Job] = {}
-        self._waiting: dict[str, Job] = {}
-        self._announced: dict[int, Session] = {}
+        self._jobs: dict[str, RolloutJob] = {}
+        self._waiting: dict[str, RolloutJob] = {}
+        self._announced: dict[int, RolloutSession] = {}
         self._prefix, self._count = secrets.token_hex(4), 0
         self._heard = time.monotonic()
         self._folder = WeightsFolder()
@@ -159,22 +159,22 @@ class RemoteEngine(Engine):
     @contextmanager
     def slot(self, number: int) -> Iterator[None]:
         before = self._current
-        self._use(self._announced.pop(number, None) or self._new_session(number))
+        self._use(self._announced.pop(number) if number in self._announced else self._new_session(number))
         try:
             yield
         finally:
             self._end(self._current)
             self._use(before)
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: RolloutSession) -> None:
         self._current, self.finished = session, session.ready
 
-    def _new_session(self, slot: int | None = None) -> Session:
+    def _new_session(self, slot: int | None = None) -> RolloutSession:
         self._count += 1
         alone = slot is not None or not self._flies
-        return Session(f"{self._prefix}-s{self._count}", alone, ranks.rank() if slot is None else slot)
+        return RolloutSession(f"{self._prefix}-s{self._count}", alone, ranks.rank() if slot is None else slot)
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: RolloutSession) -> None:
         """Nothing more of this session is wanted."""
         for job in [job for job in self._jobs.values() if job.session is session]:
             self._abort(job)
@@ -250,7 +250,7 @@ class RemoteEngine(Engine):
 
     # --- asking and taking -----------------------------------------------------------------------------------------
 
-    def _flush(self, session: Session) -> None:
+    def _flush(self, session: RolloutSession) -> None:
         if not session.unsent:
             return
         if not self._jobs:
@@ -258,16 +258,16 @@ class RemoteEngine(Engine):
         batch, session.unsent = session.unsent, []
         if session.alone:
             session.history.append(batch)
-            self._ask(Job(self._name(), session, len(session.history) - 1, [batch]))
+            self._ask(RolloutJob(self._name(), session, len(session.history) - 1, [batch]))
         else:
             for request in batch:
-                self._ask(Job(self._name(), session, 0, [[request]]))
+                self._ask(RolloutJob(self._name(), session, 0, [[request]]))
 
     def _name(self) -> str:
         self._count += 1
         return f"{self._prefix}-{self._count}"
 
-    def _ask(self, job: Job) -> None:
+    def _ask(self, job: RolloutJob) -> None:
         session, up = job.session, self.pool.up
         self._jobs[job.name] = job
         if not up:
@@ -290,7 +290,7 @@ class RemoteEngine(Engine):
         }
         client.ask(job.name, GENERATE, body)
 
-    def _begin_again(self, job: Job) -> None:
+    def _begin_again(self, job: RolloutJob) -> None:
         """All batches of the job's session are one job now, from the first one on."""
         for other in [one for one in self._jobs.values() if one.session is job.session and one is not job]:
             self._abort(other)
@@ -301,7 +301,7 @@ class RemoteEngine(Engine):
             if name in self._jobs:
                 self._ask(self._jobs[name])
 
-    def _abort(self, job: Job) -> None:
+    def _abort(self, job: RolloutJob) -> None:
         self._jobs.pop(job.name, None)
         self._waiting.pop(job.name, None)
         holder = self.pool.holder(job.name)
@@ -312,12 +312,12 @@ class RemoteEngine(Engine):
     def _advance(self) -> None:
         """Wait for one reply and take all that have arrived; then look after the servers."""
         replies = []
-        self.device_wait.set()
+        self._is_waiting.set()
         with suppress(queue.Empty):
             replies.append(self.pool.replies.get(timeout=WAIT_SECONDS))
             while True:
                 replies.append(self.pool.replies.get_nowait())
-        self.device_wait.clear()
+        self._is_waiting.clear()
         for reply in replies:
             self._take(reply)
         try:
@@ -348,7 +348,7 @@ class RemoteEngine(Engine):
             self._abort(job)
             job.session.fail(EngineError(f"{member.client.place} refused a request: {reply.error}"))
 
-    def _take_line(self, job: Job, member: Member, line: dict[str, Any]) -> None:
+    def _take_line(self, job: RolloutJob, member: Member, line: dict[str, Any]) -> None:
         session = job.session
         if "ids" in line:
             self._spent(line["worked"])
@@ -364,7 +364,7 @@ class RemoteEngine(Engine):
             self._begin_again(job)
             self._ask(job)
 
-    def _lost_connection(self, job: Job, member: Member) -> None:
+    def _lost_connection(self, job: RolloutJob, member: Member) -> None:
         assert member.client is not None
         if not member.client.is_well():
             self._servers.lose(member)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.engines.protocol import EngineError
-from lemma.engines.remote.guard import FILES_PATH, HEADER
+from lemma.engines.remote.server_guard import FILES_PATH, HEADER
 
 SERVED = "lemma"  # the name of the base model
 CALL_SECONDS = 300.0  # for everything but completions

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lemma.engines.protocol import EngineError
-from lemma.engines.remote.guard import KEY_VARIABLE, PARENT_VARIABLE
 from lemma.engines.remote.process_group import kill_group
 from lemma.engines.remote.server_client import ServerClient, ServerReply
+from lemma.engines.remote.server_guard import KEY_VARIABLE, PARENT_VARIABLE
 
 POLL_SECONDS = 0.1
 # What an error says that is not the cause itself.

@@ -17,8 +17,8 @@ from typing import ClassVar
 from lemma.core import ranks
 from lemma.core.errors import warn
 from lemma.engines.protocol import EngineError
-from lemma.engines.remote.guard import KEY_VARIABLE, given_key
 from lemma.engines.remote.server_client import ServerClient
+from lemma.engines.remote.server_guard import KEY_VARIABLE, given_key
 from lemma.engines.remote.server_options import ServerOptions
 from lemma.engines.remote.server_pool import RETRY_SECONDS, Member, ServerPool
 from lemma.engines.remote.server_process import ServerProcess

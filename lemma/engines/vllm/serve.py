@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import runpy
 
-from lemma.engines.remote.guard import end_with_parent
+from lemma.engines.remote.server_guard import end_with_parent
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lemma.core.errors import UserError
-from lemma.engines.remote.guard import KEY_VARIABLE, given_key
+from lemma.engines.remote.server_guard import KEY_VARIABLE, given_key
 from lemma.engines.vllm.settings import as_options, plain_arguments, plain_environment, server_environment
 from lemma.engines.vllm.versions import check_version
 from lemma.engines.vllm.vllm_options import VllmOptions
