@@ -46,6 +46,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         default=[],
         help="let pages of this site ask in a browser, such as http://localhost:3000; may be repeated",
     )
+    parser.add_argument(
+        "--rollouts",
+        action="store_true",
+        help="serve trainers, which bring the weights and read token ids, with the key in LEMMA_SERVERS_KEY; "
+        "docs/servers.md",
+    )
     parser.add_argument("--name", metavar="NAME", help="what clients call the model (default: MODEL)")
     parser.add_argument("--format", metavar="NAME", help="how conversations are written")
     parser.add_argument("--system", metavar="TEXT", help="system message in place of the format's own; empty: none")
@@ -63,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     if not 0 <= args.port < 65536:
         raise UserError(f"--port is {args.port}", fix="write a number below 65536")
+    if args.rollouts:
+        return _serve_trainers(args)
     if args.host not in LOOPBACK and key is None:
         raise UserError(
             f"everybody who reaches {args.host} could use the model",
@@ -93,6 +101,23 @@ def run(args: argparse.Namespace) -> int:
             server.close()
     finally:
         engine.close()
+    return 0
+
+
+def _serve_trainers(args: argparse.Namespace) -> int:
+    from lemma.engines.remote.server_guard import KEY_VARIABLE, given_key
+    from lemma.serving.rollout_server import serve_rollouts
+
+    if given_key() is None:
+        raise UserError(
+            f"the server needs a key that the trainer knows too: {KEY_VARIABLE} is not set",
+            fix=f"set it on both sides, for example to what `openssl rand -hex 16` prints: export {KEY_VARIABLE}=...",
+        )
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        serve_rollouts(args.model, args.host, args.port, say, lambda url: print(f"{url}\nCtrl-C ends it.", flush=True))
+    except KeyboardInterrupt:
+        print()
     return 0
 
 

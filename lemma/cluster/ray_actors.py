@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lemma
-from lemma.engines.vllm.serve import PARENT_VARIABLE
+from lemma.engines.remote.server_guard import PARENT_VARIABLE
 
 LAST_BYTES = 4000
 

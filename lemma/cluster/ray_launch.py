@@ -30,7 +30,7 @@ PLACE_SECONDS = 120.0  # until the cluster has room
 CALL_SECONDS = 60.0  # until an actor answers
 STOP_SECONDS = 600.0  # for ranks that were asked to save and end
 USER_ERROR = 2  # the exit status of one sentence that a restart would only repeat
-KEY_VARIABLE = "LEMMA_VLLM_KEY"
+KEY_VARIABLE = "LEMMA_SERVERS_KEY"
 SERVER_MODULE = "lemma.engines.vllm.stand_alone"
 
 

@@ -27,6 +27,7 @@ from lemma.core.faults import fault_point
 from lemma.core.ranks import IDLE, RankWorld, note_place, portable
 from lemma.engines import make_engine, weight_broadcast
 from lemma.engines.protocol import Engine, EngineError, Request, Sampling, generate
+from lemma.engines.remote.weights_probe import NEW_TOKENS, ProbeScores, policy_logprobs
 from lemma.engines.speaker_messages import (
     Begin,
     Bye,
@@ -42,7 +43,6 @@ from lemma.engines.speaker_messages import (
     TakeWeights,
     Unload,
 )
-from lemma.engines.vllm.vllm_probe import NEW_TOKENS, ProbeScores, policy_logprobs
 from lemma.models.load_model import build_policy
 from lemma.models.policy import Policy
 

@@ -33,6 +33,10 @@ def make_engine(options: EngineOptions, policy: Policy, seed: int, sink: Sink = 
     if isinstance(options, TransformersOptions):
         return TransformersEngine(policy, seed, batch=options.batch)
     assert isinstance(options, NativeOptions)
+    if options.has_own_devices:
+        from lemma.engines.remote.remote_engine import RemoteEngine
+
+        return RemoteEngine(policy, seed, options)
     try:
         return _native(options, policy, seed)
     except EngineError as error:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from lemma.config import Options
+from lemma.engines.remote.server_options import ServerOptions
 from lemma.engines.vllm.vllm_options import VllmOptions
 
 
@@ -18,9 +19,14 @@ class EngineOptions(Options):
     start: ClassVar[str] = "preparing the engine"
     """What is waited for while it starts."""
 
+    @property
+    def has_own_devices(self) -> bool:
+        """Whether it generates in processes of its own."""
+        return False
 
-class NativeOptions(EngineOptions):
-    """Lemma's own engine, on the same modules that are trained."""
+
+class NativeOptions(ServerOptions, EngineOptions):
+    """Lemma's own engine, on the same modules that are trained, or on generation servers."""
 
     name: Literal["native"] = "native"
     """Lemma's own engine, on the trainer's weights."""
@@ -40,6 +46,10 @@ class NativeOptions(EngineOptions):
     """Decode with CUDA graphs on a GPU."""
     burst: int | None = Field(None, ge=1, le=16)
     """Decoding steps between checks for finished sequences. Default: 16 on a GPU, 4 on a CPU."""
+
+    @property
+    def has_own_devices(self) -> bool:
+        return bool(self.servers)
 
 
 class TransformersOptions(EngineOptions):

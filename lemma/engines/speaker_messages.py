@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Completion, Key, Request
-from lemma.engines.vllm.vllm_probe import ProbeScores
+from lemma.engines.remote.weights_probe import ProbeScores
 from lemma.engines.weight_broadcast import Layout
 from lemma.models.model_options import ModelOptions
 

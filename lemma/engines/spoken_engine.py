@@ -20,6 +20,7 @@ from lemma.core import ranks
 from lemma.core.ranks import SpeakerLink
 from lemma.engines import weight_broadcast
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, check_request
+from lemma.engines.remote.weights_probe import probe_prompt, verify
 from lemma.engines.speaker_messages import (
     Begin,
     End,
@@ -34,7 +35,6 @@ from lemma.engines.speaker_messages import (
     TakeWeights,
     Unload,
 )
-from lemma.engines.vllm.vllm_probe import probe_prompt, verify
 from lemma.models.policy import Policy
 
 T = TypeVar("T")

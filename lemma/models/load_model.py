@@ -28,7 +28,7 @@ from lemma.models.lora_targets import check_targets, whole_layers
 from lemma.models.merging import merge
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.places import TINY, base_of_adapter, lasting, resolve
-from lemma.models.policy import Policy
+from lemma.models.policy import Policy, PolicyOrigin
 from lemma.models.quantised import WORDS, compute_in_one_way, quantising
 
 transformers_logging.disable_progress_bar()  # a run has a bar of its own
@@ -101,6 +101,7 @@ def build_policy(options: ModelOptions, device: torch.device, seed: int, start_f
     module = causal if options.lora is None else _with_lora(causal, options.lora, source, seed)
     whole = options.model_copy(update={"quantize": None})
     policy = Policy(module, tokenizer, lambda: _causal(whole, source, tokenizer, precision, torch.device("cpu"), seed))
+    policy.origin = PolicyOrigin(options, seed, start_from)
     policy.probe()
     _give_back(device)
     return policy

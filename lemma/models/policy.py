@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from lemma.models.checkpointed_layers import GradientCheckpointingLayer
 from lemma.models.families import LogitMap, logit_map, unknown_layers
 from lemma.models.logprobs import token_logprobs
 from lemma.models.merging import merged_state
+from lemma.models.model_options import ModelOptions
 from lemma.models.packing import Segments, TokenBatch
 
 # The context of models that name none.
@@ -110,6 +112,15 @@ class PackModel:
         return output.last_hidden_state
 
 
+@dataclass(frozen=True)
+class PolicyOrigin:
+    """What a policy was built from: another process that builds it from the same has the same model."""
+
+    options: ModelOptions
+    seed: int
+    start_from: Path | None
+
+
 class Policy(PackModel):
     """A causal language model with its tokenizer; `module` is what peft or transformers made.
 
@@ -122,6 +133,7 @@ class Policy(PackModel):
         self.module = module
         self._load_base = load_base
         self.tokenizer = tokenizer
+        self.origin: PolicyOrigin | None = None
         self.is_adapter = hasattr(module, "peft_config")
         self.causal: Any = module.get_base_model() if self.is_adapter else module
         # Llama 4 names a part that its text model does not have.

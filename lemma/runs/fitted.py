@@ -12,6 +12,7 @@ from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.files import from_json
 from lemma.core.host_memory import host_memory
 from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, speakers, world_size
+from lemma.engines.engine_options import NativeOptions
 from lemma.engines.native.engine import BLOCK, bytes_per_token
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, OptimOptions
 from lemma.learning.optimiser import Split
@@ -107,7 +108,7 @@ def fit_budget(
         precision,
         torch.cuda.get_device_properties(device).total_memory,
         token_budget=batch.token_budget,
-        with_engine=with_engine and speakers() is None and stage.shard != "weights",
+        with_engine=with_engine and speakers() is None and not _samples_elsewhere(stage) and stage.shard != "weights",
         moments=moments,
         **beside,
         ranks=world_size(),
@@ -119,6 +120,12 @@ def fit_budget(
         again = f", {fit.recomputed} of {shape.layers} blocks recomputed" if fit.recomputed else ""
         stage.say(f"by the memory plan: {fit.token_budget} tokens at a time{again}")
     return min(gather_over_ranks(fit.token_budget))
+
+
+def _samples_elsewhere(stage: Stage) -> bool:
+    """Whether the native engine has GPUs of its own."""
+    engine = getattr(getattr(stage.options, "rollout", None), "engine", None)
+    return isinstance(engine, NativeOptions) and engine.has_own_devices and not engine.shares_gpu
 
 
 def cache_tokens(stage: Stage, options: StageOptions, policy: Policy, needed: int, budget: int) -> int:

@@ -10,7 +10,7 @@ from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError
 from lemma.data.data_options import DataOptions, journal_place
 from lemma.data.sources import check_files
-from lemma.engines.engine_options import NativeOptions, VllmEngineOptions
+from lemma.engines.engine_options import NativeOptions
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.evaluation.benchmarks import check_benchmark
 from lemma.models.model_options import ModelOptions
@@ -82,12 +82,12 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
     is_sampled = engine is not None
     if not is_sampled and stage.eval.benchmarks:
         engine = stage.eval.engine
-    if engine is None or (isinstance(engine, VllmEngineOptions) and engine.has_own_devices):
+    if engine is None or (engine.has_own_devices):
         return None
     if not is_sampled:
         return (
             f"leaves no whole weights to generate with for stages.{name}.eval.benchmarks",
-            "write `eval.engine: {name: vllm, mode: server}`, evaluate the final model with `lemma eval`, or write "
+            "write `eval.engine: {name: native, servers: 1}`, evaluate the final model with `lemma eval`, or write "
             "`shard: gradients`",
         )
     if isinstance(engine, NativeOptions) and cluster.speakers:

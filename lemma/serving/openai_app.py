@@ -58,7 +58,7 @@ def openai_app(host: Host, origins: Sequence[str] = ()) -> Starlette:
     def call(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             caller = _caller(host, request)
-            body = await _body(request, max(LEAST_BODY, BYTES_PER_TOKEN * limit_of(host.driver)))
+            body = await read_body(request, max(LEAST_BODY, BYTES_PER_TOKEN * limit_of(host.driver)))
             loop, events = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
             def put(event: Any) -> None:
@@ -96,7 +96,7 @@ def _check_model(host: Host, name: str | None) -> None:
         raise ApiError(404, f"there is no model '{name}'; there is: {host.name}", param="model", code="model_not_found")
 
 
-async def _body(request: Request, longest: int) -> bytes:
+async def read_body(request: Request, longest: int) -> bytes:
     size = request.headers.get("Content-Length", "0")
     if "Transfer-Encoding" in request.headers and "Content-Length" in request.headers:
         raise ApiError(400, "the request says in two ways how long it is; send Content-Length or Transfer-Encoding")

@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from lemma.engines.protocol import EngineError, Request, generate
+from lemma.engines.remote.server_client import ServerReply
+from lemma.engines.remote.server_process import ServerProcess
 from lemma.engines.vllm import make_vllm
-from lemma.engines.vllm.server import Server
-from lemma.engines.vllm.server_client import ServerReply
 from lemma.engines.vllm.server_engine import VllmServerEngine
 from lemma.engines.vllm.versions import installed, judge
 from tests.engines import vllm_checks
@@ -180,7 +180,7 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(engine: Vll
     found = sorted(engine.completions(), key=lambda c: c.order)
     assert engine.server.pid != first
     assert [(c.key, c.sample, c.ids.tolist()) for c in found] == [(c.key, c.sample, c.ids.tolist()) for c in expected]
-    assert engine.restarts == 0 and {c.policy_version for c in found} == {9}
+    assert engine.servers.restarts == 0 and {c.policy_version for c in found} == {9}
     engine.update_weights(10)
     greedy = requests_of(GREEDY)
     assert worst_difference(engine.policy, greedy, generate(engine, greedy)) < 1e-4
@@ -204,5 +204,7 @@ def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
 
 def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(EngineError, match=r"the vLLM server does not start: .*Error.*encodings.*its log is .*vllm-"):
-        Server({}, {"PYTHONHOME": str(tmp_path)}, tmp_path / "log", 60.0).wait_until_ready()
+    with pytest.raises(EngineError, match=r"the vLLM server does not start: .*Error.*encodings.*its log is .*server-"):
+        line = [sys.executable, "-m", "lemma.engines.vllm.serve"]
+        environment = {"PYTHONHOME": str(tmp_path)}
+        ServerProcess(lambda port: (line, environment), tmp_path / "log", 60.0, "vLLM server").wait_until_ready()

@@ -13,17 +13,17 @@ import psutil
 import pytest
 
 from lemma.engines.protocol import EngineError
-from lemma.engines.vllm.process_group import kill_group
-from lemma.engines.vllm.serve import HEADER, KEY_VARIABLE, Guard
-from lemma.engines.vllm.server import cause_in
-from lemma.engines.vllm.vllm_folder import PREFIX, VllmFolder
+from lemma.engines.remote.process_group import kill_group
+from lemma.engines.remote.server_guard import HEADER, KEY_VARIABLE, Guard
+from lemma.engines.remote.server_process import cause_in
+from lemma.engines.remote.weights_folder import PREFIX, WeightsFolder
 from lemma.engines.vllm.weights import check_policy
 from tests.engines.small_policies import small_policy
 
 HOLD = """
 import sys, time
-from lemma.engines.vllm.vllm_folder import VllmFolder
-folder = VllmFolder()
+from lemma.engines.remote.weights_folder import WeightsFolder
+folder = WeightsFolder()
 (folder.path / "model.safetensors").write_bytes(b"weights")
 print(folder.path, flush=True)
 time.sleep(600)
@@ -49,7 +49,7 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_a_living_ones
     living, kept = hold(tmp_path)
     try:
         assert not left.exists() and (kept / "model.safetensors").exists()
-        own = VllmFolder()
+        own = WeightsFolder()
         assert kept.exists() and own.path.is_dir()
         own.remove()
         assert not own.path.exists() and (tmp_path / f"{PREFIX}of-somebody-else").exists()

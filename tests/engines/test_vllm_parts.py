@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from lemma.engines.protocol import EngineError, Request, Sampling
+from lemma.engines.remote.weights_probe import ProbeScores, compare, policy_logprobs, probe_prompt, verify
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job, JobAnswer
 from lemma.engines.vllm.versions import BEST, judge
-from lemma.engines.vllm.vllm_probe import ProbeScores, compare, policy_logprobs, probe_prompt, verify
 from lemma.engines.vllm.weights import adapter_rank, base_state, check_policy, write_model, write_weights
 from tests.engines.small_policies import shake, small_policy, small_tokenizer
 

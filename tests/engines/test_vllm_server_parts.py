@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 
 from lemma.core.errors import UserError
 from lemma.engines.protocol import EngineError
+from lemma.engines.remote import weight_files
+from lemma.engines.remote.server_client import ServerClient
+from lemma.engines.remote.server_gpus import gpus_of_servers
+from lemma.engines.remote.server_guard import FILES_PATH, HEADER, KEY_VARIABLE, Guard
+from lemma.engines.remote.server_pool import Member, ServerPool
 from lemma.engines.vllm import weights
-from lemma.engines.vllm.serve import FILES_PATH, HEADER, KEY_VARIABLE, Guard
-from lemma.engines.vllm.server_client import ServerClient
-from lemma.engines.vllm.server_gpus import gpus_of_servers
-from lemma.engines.vllm.server_pool import Member, ServerPool
 from lemma.engines.vllm.stand_alone import command
 from lemma.engines.vllm.vllm_options import VllmOptions
 from tests.engines.small_policies import small_policy
@@ -51,7 +52,7 @@ def test_the_gpu_of_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     shown = [gpus_of_servers("cuda", two, number, present=4) for number in (0, 1)]
     assert shown == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "3"}]
-    with pytest.raises(EngineError, match=r"no GPU 3 for vLLM server 2 of 2: 3 are there.*first 2"):
+    with pytest.raises(EngineError, match=r"no GPU 3 for generation server 2 of 2: 3 are there.*first 2"):
         gpus_of_servers("cuda", two, 1, present=3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     own = VllmOptions(servers=2, gpus=[1, 0])
@@ -94,7 +95,7 @@ def test_a_silent_server_that_does_not_answer_hangs() -> None:
 
 def test_weights_in_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = small_policy("qwen2", tied=True)
-    monkeypatch.setattr(weights, "BUCKET_BYTES", 50_000)
+    monkeypatch.setattr(weight_files, "BUCKET_BYTES", 50_000)
     weights.write_model(policy, tmp_path)
     files = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(files) > 2 and not (tmp_path / "model.safetensors").exists()

@@ -18,8 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from lemma.engines.protocol import EngineError, Request, generate
-from lemma.engines.vllm import make_vllm, server_pool, weights
-from lemma.engines.vllm.serve import KEY_VARIABLE
+from lemma.engines.remote import servers as servers_of_engine
+from lemma.engines.remote import weight_files
+from lemma.engines.remote.server_guard import KEY_VARIABLE
+from lemma.engines.vllm import make_vllm
 from lemma.engines.vllm.server_engine import VllmServerEngine
 from lemma.engines.vllm.versions import installed, judge
 from tests.cluster.crew import Crew
@@ -50,7 +52,7 @@ def owner() -> Iterator[VllmServerEngine]:
         patch.setenv("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "vllm-cache"))
         patch.setenv(KEY_VARIABLE, KEY)
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(weights, "BUCKET_BYTES", 50_000)
+        patch.setattr(weight_files, "BUCKET_BYTES", 50_000)
         engine = make_vllm(small_policy("qwen2", tied=True), 0, QUICK.model_copy(update={"servers": 2}))
         assert isinstance(engine, VllmServerEngine)
         yield engine
@@ -120,7 +122,7 @@ def test_a_death_is_the_others_work_and_the_dead_is_replaced(
     guest: VllmServerEngine, owner: VllmServerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner starts it again at the same address; the guest, who cannot, goes on and finds it there later."""
-    monkeypatch.setattr(server_pool, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(servers_of_engine, "RETRY_SECONDS", 0.2)
     owner.policy.causal.load_state_dict(guest.policy.causal.state_dict())
     owner.update_weights(7)
     requests = requests_of(replace(FREE, max_tokens=60), n=4)

@@ -11,11 +11,11 @@ import torch
 
 from lemma.core.types import Message, Problem
 from lemma.engines.protocol import Completion, EngineError, Request, Sampling, generate
+from lemma.engines.remote.weights_probe import verify
 from lemma.engines.sampling import cut
 from lemma.engines.transformers_engine import TransformersEngine
 from lemma.engines.vllm.vllm_base import VllmBase
 from lemma.engines.vllm.vllm_options import VllmOptions
-from lemma.engines.vllm.vllm_probe import verify
 from lemma.environments import HigherLower
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge

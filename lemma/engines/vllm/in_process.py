@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from lemma.engines.protocol import EngineError
+from lemma.engines.remote.weights_probe import ProbeScores, probe_arguments
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job, JobAnswer
-from lemma.engines.vllm.publishing import ADAPTER
 from lemma.engines.vllm.settings import engine_arguments, environment
 from lemma.engines.vllm.vllm_base import VllmBase
-from lemma.engines.vllm.vllm_probe import ProbeScores, probe_arguments
+from lemma.engines.vllm.vllm_servers import ADAPTER
 from lemma.engines.vllm.weights import base_state, write_adapter
 
 PROBE = "probe"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lemma
-from lemma.engines.vllm.server_client import IDLE_SECONDS, SERVED
+from lemma.engines.remote.server_client import IDLE_SECONDS, SERVED
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.weights import NAMES, adapter_rank, dtype_of
 from lemma.models.policy import Policy
@@ -90,7 +90,7 @@ def server_environment(wanted: Mapping[str, str], temporary: Path) -> dict[str, 
 def as_options(arguments: Mapping[str, Any], host: str, port: int) -> list[str]:
     """Engine arguments as options of the server's command line."""
     options = ["--host", host, "--port", str(port), "--served-model-name", SERVED]
-    options += ["--middleware", "lemma.engines.vllm.serve.Guard", "--disable-uvicorn-access-log"]
+    options += ["--middleware", "lemma.engines.remote.server_guard.Guard", "--disable-uvicorn-access-log"]
     for name, value in arguments.items():
         dashed = name.replace("_", "-")
         if isinstance(value, bool):

@@ -1,6 +1,6 @@
 """A vLLM server for trainers on other machines: it waits for their weights and serves clients that have the key.
 
-LEMMA_VLLM_KEY=... python -m lemma.engines.vllm.stand_alone MODEL --host 0.0.0.0 --port 8000
+LEMMA_SERVERS_KEY=... python -m lemma.engines.vllm.stand_alone MODEL --host 0.0.0.0 --port 8000
 
 MODEL gives the architecture and the tokenizer; the weights come from the trainer.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lemma.core.errors import UserError
-from lemma.engines.vllm.serve import KEY_VARIABLE
+from lemma.engines.remote.server_guard import KEY_VARIABLE, given_key
 from lemma.engines.vllm.settings import as_options, plain_arguments, plain_environment, server_environment
 from lemma.engines.vllm.versions import check_version
 from lemma.engines.vllm.vllm_options import VllmOptions
@@ -43,7 +43,7 @@ def command(arguments: Sequence[str], temporary: Path) -> tuple[list[str], dict[
     import torch
 
     args = _parser().parse_args(arguments)
-    if not os.environ.get(KEY_VARIABLE):
+    if given_key() is None:
         raise UserError(
             f"the server needs a key that the trainer knows too: {KEY_VARIABLE} is not set",
             fix=f"set it on both sides, for example to what `openssl rand -hex 16` prints: export {KEY_VARIABLE}=...",

@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request, check_request
+from lemma.engines.remote.weights_folder import WeightsFolder
+from lemma.engines.remote.weights_probe import ProbeScores, probe_prompt, verify
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job
 from lemma.engines.vllm.versions import check_version
-from lemma.engines.vllm.vllm_folder import VllmFolder
 from lemma.engines.vllm.vllm_options import VllmOptions
-from lemma.engines.vllm.vllm_probe import ProbeScores, probe_prompt, verify
 from lemma.engines.vllm.weights import check_policy, write_model
 from lemma.models.policy import Policy
 
@@ -43,7 +43,7 @@ class VllmBase(Engine, ABC):
         self._last_finished = time.monotonic()
         self._count = 0
         self._is_tainted = False  # the cache may hold numbers that are not finite
-        self._own_folder = VllmFolder()
+        self._own_folder = WeightsFolder()
         self.folder = self._own_folder.path
         try:
             self._write_model()

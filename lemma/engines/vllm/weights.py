@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from lemma.engines.protocol import EngineError
+from lemma.engines.remote.weight_files import whole_as, write_buckets
 from lemma.engines.vllm.vllm_options import head_refusal
 from lemma.models.policy import Policy
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-BUCKET_BYTES = 2**30  # of weights, gathered, written and sent at a time
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # maximum LoRA ranks that vLLM supports
 
 
@@ -69,40 +67,11 @@ def write_model(policy: Policy, folder: Path, keep: bool = True) -> None:
 
 
 def write_weights(policy: Policy, folder: Path, keep: bool = True) -> None:
-    """Replace the weights in the folder, a bucket at a time; each file is replaced atomically.
-
-    If the weights are sharded, all ranks call this together; those with `keep` write.
-    """
-    state = base_state(policy)
-    buckets = _buckets({name: tensor.numel() * tensor.element_size() for name, tensor in state.items()})
-    files: dict[str, str] = {}
-    for number, names in enumerate(buckets, 1):
-        file = "model.safetensors" if len(buckets) == 1 else f"model-{number:05}-of-{len(buckets):05}.safetensors"
-        files |= dict.fromkeys(names, file)
-        tensors = {name: _whole(state[name], dtype_of(policy)).cpu().contiguous() for name in names}
-        if keep:
-            save_file(tensors, folder / "bucket.part", {"format": "pt"})
-            os.replace(folder / "bucket.part", folder / file)
-    if keep and len(buckets) > 1:
+    """Replace the weights in the folder; if they are sharded, all ranks call this together, and those with `keep`
+    write."""
+    files = write_buckets(base_state(policy), dtype_of(policy), folder, keep)
+    if keep and len(set(files.values())) > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-
-
-def _buckets(sizes: dict[str, int]) -> list[list[str]]:
-    """The names in order, in buckets of at most `BUCKET_BYTES`, or of one larger tensor."""
-    buckets: list[list[str]] = []
-    full = BUCKET_BYTES
-    for name, size in sizes.items():
-        if full + size > BUCKET_BYTES:
-            buckets.append([])
-            full = 0
-        buckets[-1].append(name)
-        full += size
-    return buckets
-
-
-def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The full tensor, gathered if it is sharded; shards may be kept in fp32."""
-    return tensor.to(dtype).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:
@@ -110,7 +79,7 @@ def write_adapter(policy: Policy, folder: Path) -> None:
     state = None
     if policy.is_split:
         own = {name: tensor for name, tensor in policy.module.state_dict().items() if ".lora_" in name}
-        state = {name: _whole(tensor, dtype_of(policy)).cpu() for name, tensor in own.items()}
+        state = {name: whole_as(tensor, dtype_of(policy)).cpu() for name, tensor in own.items()}
     policy.peft.save_pretrained(folder, state_dict=state)
 
 

@@ -3,6 +3,7 @@ settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.native.engine import BLOCK
 from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.remote.remote_engine import RemoteEngine
 from lemma.engines.speaker_messages import Load
 from lemma.engines.spoken_engine import SpokenEngine
 from lemma.engines.stop_strings import ends_of
@@ -37,11 +39,16 @@ def make_rollout_engine(
     wanted: EngineOptions = options.rollout.engine
     needed, link, flies = None, speakers(), options.rollout.lag == "flying"
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
-        parts = len(link.ranks) if link is not None and flies else slots()
+        servers = wanted.server_count or (0 if link is None else len(link.ranks))
+        parts = servers if servers and flies else slots()
         rows = min(-(-options.batch.problems // parts) * options.algorithm.group_size, wanted.sequences)
         needed = max(rows * longest, evaluated) + BLOCK * options.batch.problems * options.algorithm.group_size
     engine: Engine
-    if link is not None:
+    if isinstance(wanted, NativeOptions) and wanted.has_own_devices:
+        if needed is not None and wanted.shares_gpu:
+            needed = cache_tokens(stage, options, policy, needed, budget)
+        engine = RemoteEngine(policy, stage.seed, wanted, needed, flies=flies, spent=_serving_time(stage))
+    elif link is not None:
         assert isinstance(wanted, NativeOptions), "a recipe with speakers has the native engine"
         engine = _spoken(stage, policy, link, wanted, needed, flies)
     else:
@@ -79,6 +86,15 @@ def _spoken(
         stage.clock.spent["speak"] = stage.clock.spent.get("speak", 0.0) + seconds
 
     return SpokenEngine(policy, link, load, spent, flies=flies)
+
+
+def _serving_time(stage: Stage) -> Callable[[float], None]:
+    """The time that generation servers take is logged as `server_seconds`."""
+
+    def spent(seconds: float) -> None:
+        stage.clock.spent["server"] = stage.clock.spent.get("server", 0.0) + seconds
+
+    return spent
 
 
 def make_world(

@@ -1,4 +1,4 @@
-"""The client of one vLLM server, on any machine: calls, asynchronous completions, file uploads."""
+"""The client of one generation server, on any machine: calls, asynchronous completions, file uploads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from lemma.engines.protocol import EngineError
-from lemma.engines.vllm.serve import FILES_PATH, HEADER
+from lemma.engines.remote.server_guard import FILES_PATH, HEADER
 
 SERVED = "lemma"  # the name of the base model
 CALL_SECONDS = 300.0  # for everything but completions
 WELL_SECONDS = 10.0
 IDLE_SECONDS = 60  # for unused connections; the server's limit is ten times longer, so it never closes one in use
 CHUNK_BYTES = 1 << 20  # of a file, sent at a time
+LINES = "application/x-ndjson"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class ServerClient:
         self.replies: queue.Queue[ServerReply] = queue.Queue() if replies is None else replies
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server-client", daemon=True)
         self._thread.start()
         self._client = httpx.AsyncClient(
             **settings,
@@ -70,33 +71,35 @@ class ServerClient:
         except httpx.HTTPError:
             return False
 
-    def refusal(self) -> str | None:
+    def refusal(self, seconds: float = WELL_SECONDS) -> str | None:
         """Why this server cannot be used, if it cannot: unreachable, another key, or not started by Lemma."""
         import httpx
 
         try:
-            response = self._http.get("/v1/models", timeout=WELL_SECONDS)
+            response = self._http.get("/v1/models", timeout=seconds)
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__
         if response.status_code == 401:
             return "it knows another key"
         models = response.json()["data"] if response.status_code == 200 else []
-        return None if any(model["id"] == SERVED for model in models) else "it was not started by Lemma"
+        if not any(model["id"] == SERVED for model in models):
+            return "it was not started by Lemma"
+        return None if self.is_well(seconds) else "not well"
 
-    def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def call(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = CALL_SECONDS) -> Any:
         """The answer of an endpoint. Raises ConnectionError if the server cannot be reached."""
         import httpx
 
         try:
-            return self._answer(path, self._http.post(path, json=body))
+            return self._answer(path, self._http.post(path, json=body, timeout=seconds))
         except httpx.TimeoutException as error:
-            raise EngineError(f"the vLLM server did not answer {path} within {CALL_SECONDS:g} seconds") from error
+            raise EngineError(f"{self.place} did not answer {path} within {seconds:g} seconds") from error
         except httpx.HTTPError as error:
             raise ConnectionError(str(error)) from error
 
     def _answer(self, path: str, response: Any) -> Any:
         if response.status_code >= 400:
-            raise EngineError(f"the vLLM server refused {path}: {_message(response.text)}")
+            raise EngineError(f"{self.place} refused {path}: {_message(response.text)}")
         is_json = response.headers.get("content-type", "").startswith("application/json")
         return response.json() if is_json else None
 
@@ -124,9 +127,10 @@ class ServerClient:
         except httpx.HTTPError as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
 
-    def ask(self, name: str, body: Mapping[str, Any]) -> None:
-        """Request a completion; the reply is put into `replies`."""
-        self._loop.call_soon_threadsafe(self._begin, name, dict(body))
+    def ask(self, name: str, path: str, body: Mapping[str, Any]) -> None:
+        """Request completions; what comes is put into `replies`. An answer in lines is one reply for each, and a last
+        one without a body."""
+        self._loop.call_soon_threadsafe(self._begin, name, path, dict(body))
 
     def drop(self, name: str) -> None:
         """Close the connection of a request, which cancels it in the server."""
@@ -157,17 +161,23 @@ class ServerClient:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
-    def _begin(self, name: str, body: dict[str, Any]) -> None:
-        self._tasks[name] = self._loop.create_task(self._complete(name, body))
+    def _begin(self, name: str, path: str, body: dict[str, Any]) -> None:
+        self._tasks[name] = self._loop.create_task(self._complete(name, path, body))
 
-    async def _complete(self, name: str, body: dict[str, Any]) -> None:
+    async def _complete(self, name: str, path: str, body: dict[str, Any]) -> None:
         import httpx
 
         try:
-            response = await self._client.post("/v1/completions", json=body)
-            is_good = response.status_code == 200
-            content, error = (response.json(), "") if is_good else (None, _message(response.text))
-            reply = ServerReply(name, response.status_code, content, error, self)
+            async with self._client.stream("POST", path, json=body) as response:
+                if response.status_code == 200 and response.headers.get("content-type", "").startswith(LINES):
+                    async for line in response.aiter_lines():
+                        self.replies.put(ServerReply(name, 200, json.loads(line), source=self))
+                    reply = ServerReply(name, 200, None, source=self)
+                else:
+                    text = (await response.aread()).decode()
+                    is_good = response.status_code == 200
+                    content, error = (json.loads(text), "") if is_good else (None, _message(text))
+                    reply = ServerReply(name, response.status_code, content, error, self)
         except (httpx.HTTPError, OSError, ValueError) as failure:
             reply = ServerReply(name, 0, None, str(failure) or type(failure).__name__, self)
         self._tasks.pop(name, None)

@@ -1,4 +1,4 @@
-"""Ending vLLM with everything it started, its shared memory included."""
+"""Ending a server with everything it started, its shared memory included."""
 
 from __future__ import annotations
 

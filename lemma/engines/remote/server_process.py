@@ -1,4 +1,4 @@
-"""A vLLM server process that Lemma starts on this machine."""
+"""A generation server that Lemma starts on this machine."""
 
 from __future__ import annotations
 
@@ -8,53 +8,49 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from lemma.engines.protocol import EngineError
-from lemma.engines.vllm.process_group import kill_group
-from lemma.engines.vllm.serve import KEY_VARIABLE, PARENT_VARIABLE
-from lemma.engines.vllm.server_client import ServerClient, ServerReply
-from lemma.engines.vllm.settings import as_options, server_environment
+from lemma.engines.remote.process_group import kill_group
+from lemma.engines.remote.server_client import ServerClient, ServerReply
+from lemma.engines.remote.server_guard import KEY_VARIABLE, PARENT_VARIABLE
 
 POLL_SECONDS = 0.1
 # What an error says that is not the cause itself.
 POINTERS = ("see root cause above", "see stack trace", "initialization failed", "engine core proc")
 
 
-class Server(ServerClient):
-    """One server process with its client. It ends with the process: a restart makes another `Server`, which may have
-    the same port and key, so that other ranks still find it. Call `wait_until_ready` before use."""
+class ServerProcess(ServerClient):
+    """One server process with its client. It ends with the process: a restart makes another one, which may have the
+    same port and key, so that other ranks still find it. Call `wait_until_ready` before use.
+
+    `command` gives the command line and the environment for a port."""
 
     def __init__(
         self,
-        arguments: Mapping[str, Any],
-        environment: Mapping[str, str],
+        command: Callable[[int], tuple[list[str], Mapping[str, str]]],
         log: Path,
         seconds: float,
+        noun: str,
         replies: queue.Queue[ServerReply] | None = None,
         key: str | None = None,
         port: int | None = None,
     ):
         key, self.port = key or secrets.token_hex(16), port or _free_port()
         super().__init__(f"http://127.0.0.1:{self.port}", key, replies)
-        self._log, self._end = log, time.monotonic() + seconds
+        self._log, self._end, self._noun = log, time.monotonic() + seconds, noun
         self._seconds = seconds
+        line, environment = command(self.port)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lemma.engines.vllm.serve", *as_options(arguments, "127.0.0.1", self.port)],
+            line,
             stdin=subprocess.DEVNULL,
             stdout=log.open("wb"),
             stderr=subprocess.STDOUT,
-            env={
-                **server_environment(environment, log.parent),
-                KEY_VARIABLE: key,
-                PARENT_VARIABLE: str(os.getpid()),
-            },
+            env={**environment, KEY_VARIABLE: key, PARENT_VARIABLE: str(os.getpid())},
             start_new_session=True,
         )
         self._kill = weakref.finalize(self, _kill_group, self._process)
@@ -65,7 +61,7 @@ class Server(ServerClient):
 
     @property
     def place(self) -> str:
-        return "the vLLM server"
+        return f"the {self._noun}"
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -85,11 +81,11 @@ class Server(ServerClient):
             return True
         if not self.is_alive():
             # The log lies among files that go away with the engine.
-            log = shutil.copy(self._log, Path(tempfile.gettempdir()) / f"vllm-{self.pid}.log")
-            raise EngineError(f"the vLLM server does not start: {self.last_words()}", fix=f"its log is {log}")
+            log = shutil.copy(self._log, Path(tempfile.gettempdir()) / f"server-{self.pid}.log")
+            raise EngineError(f"the {self._noun} does not start: {self.last_words()}", fix=f"its log is {log}")
         if time.monotonic() > self._end:
             raise EngineError(
-                f"the vLLM server was not ready after {self._seconds:g} seconds", fix="raise start_seconds"
+                f"the {self._noun} was not ready after {self._seconds:g} seconds", fix="raise start_seconds"
             )
         return False
 
@@ -103,8 +99,8 @@ class Server(ServerClient):
 
 
 def cause_in(log: str) -> str:
-    """The line that says why vLLM ended. The process that fails says it, and those that wait for it follow with errors
-    that only point there."""
+    """The line that says why a server ended. The process that fails says it, and those that wait for it follow with
+    errors that only point there."""
     lines = [line for line in map(str.strip, log.splitlines()) if line]
     errors = [line for line in lines if "Error" in line or "error:" in line]
     causes = [line for line in errors if not any(words in line.lower() for words in POINTERS)]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 
 from lemma.engines.protocol import EngineError
-from lemma.engines.vllm.vllm_options import VllmOptions
+from lemma.engines.remote.server_options import ServerOptions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def gpus_of_servers(device: str, options: VllmOptions, number: int, present: int | None = None) -> dict[str, str]:
+def gpus_of_servers(device: str, options: ServerOptions, number: int, present: int | None = None) -> dict[str, str]:
     """The variable that makes only its own GPU visible to server `number`. A single server without `gpus` sees what the
     trainer sees.
 
     `present` is the number of GPUs that this process sees.
     """
-    count = options.servers if isinstance(options.servers, int) else len(options.servers)
+    count = options.server_count
     if device == "cpu" or (options.gpus is None and count == 1):
         return {}
     names = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
@@ -26,8 +26,8 @@ def gpus_of_servers(device: str, options: VllmOptions, number: int, present: int
     chosen = options.gpus if options.gpus is not None else list(range(ranks, ranks + count))
     if chosen[number] >= len(names):
         raise EngineError(
-            f"there is no GPU {chosen[number]} for vLLM server {number + 1} of {count}: {len(names)} are there, and"
-            f" the ranks have the first {ranks}",
+            f"there is no GPU {chosen[number]} for generation server {number + 1} of {count}: {len(names)} are there,"
+            f" and the ranks have the first {ranks}",
             fix="start fewer servers or ranks, or name the servers' GPUs with `gpus`",
         )
     return {VISIBLE: names[chosen[number]]}

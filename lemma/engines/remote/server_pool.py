@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lemma.engines.vllm.server import Server
-from lemma.engines.vllm.server_client import ServerClient, ServerReply
+from lemma.engines.remote.server_client import ServerClient, ServerReply
+from lemma.engines.remote.server_process import ServerProcess
 
 RETRY_SECONDS = 5.0  # between attempts to reach a lost server
 SILENT_SECONDS = 60.0  # without a reply from a server that has work, before its health is checked
@@ -24,12 +24,13 @@ class Member:
 
     number: int
     client: ServerClient | None = None
-    coming: Server | None = None
+    coming: ServerProcess | None = None
     away: ServerClient | None = None
     tokens: int = 0
     deaths: int = 0
     heard: float = 0.0
     lost_at: float = 0.0
+    ask_after: float = 0.0  # when one that is away is asked again
     published: int = 0  # the number of weight updates when it last loaded weights
     port: int | None = None  # of a server that Lemma starts
 
@@ -50,9 +51,9 @@ class ServerPool:
     def up(self) -> list[Member]:
         return [member for member in self.members if member.client is not None]
 
-    def give(self, name: str, tokens: int) -> ServerClient | None:
-        """Assign a job to the least loaded server; None if none is up."""
-        chosen = min(self.up, key=lambda member: (member.tokens, member.number), default=None)
+    def give(self, name: str, tokens: int, chosen: Member | None = None) -> ServerClient | None:
+        """Assign a job to this server, or the least loaded one; None if none is up."""
+        chosen = chosen or min(self.up, key=lambda member: (member.tokens, member.number), default=None)
         if chosen is None:
             return None
         if chosen.tokens == 0:
@@ -60,6 +61,10 @@ class ServerPool:
         chosen.tokens += tokens
         self._given[name] = (chosen, tokens)
         return chosen.client
+
+    def note(self, member: Member) -> None:
+        """Something came from this server."""
+        member.heard = time.monotonic()
 
     def holder(self, name: str) -> Member | None:
         return self._given[name][0] if name in self._given else None

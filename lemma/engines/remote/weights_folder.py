@@ -1,4 +1,4 @@
-"""The temporary folder that vLLM starts from. Its process holds a lock; if it is killed, the next one removes the
+"""The temporary folder that servers start from. Its process holds a lock; if it is killed, the next one removes the
 folder."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-PREFIX = "lemma-vllm-"
+PREFIX = "lemma-weights-"
 # A folder has this prefix until it is locked, so that it is not taken for an abandoned one.
-NEW = ".lemma-vllm-"
+NEW = ".lemma-weights-"
 LOCK = ".lock"
 
 
-class VllmFolder:
+class WeightsFolder:
     """Holds a full copy of the weights. The lock is released when the process ends, however it ends."""
 
     def __init__(self) -> None:

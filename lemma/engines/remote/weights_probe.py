@@ -1,4 +1,4 @@
-"""Do vLLM and the policy hold the same weights? Both score the same few tokens."""
+"""Do a server (or vLLM in this process) and the policy hold the same weights? Both score the same few tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDED = 0.05  # half precision: the mean difference
 
 @dataclass(frozen=True, slots=True)
 class ProbeScores:
-    """A prompt with the tokens that vLLM sampled after it, and vLLM's log-probabilities of the last of these ids.
+    """A prompt with the tokens that were sampled after it, and the sampler's log-probabilities of the last of these.
 
     With adapters only the sampled tokens have one: vLLM 0.31 mixes up rows when it scores a prompt under an adapter.
     """
@@ -74,10 +74,10 @@ def difference(policy: Policy, scored: ProbeScores) -> float:
 
 
 def compare(policy: Policy, before: ProbeScores, now: ProbeScores) -> None:
-    """Check that vLLM samples and scores the same as before its restart."""
+    """Check that a server samples and scores the same as before its restart."""
     gap = _sum_up(policy, before.gaps(now.logprobs)) if before.ids == now.ids else math.inf
     if not gap <= _limit(policy):
-        raise EngineError(f"vLLM came back with other weights: log-probabilities differ by {gap:.2g}")
+        raise EngineError(f"a server came back with other weights: log-probabilities differ by {gap:.2g}")
 
 
 def _sum_up(policy: Policy, gaps: np.ndarray) -> float:

@@ -1,0 +1,1 @@
+"""Generation servers on this machine or others: their processes, clients, pool, weights, and the guard before them."""

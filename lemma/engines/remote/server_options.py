@@ -1,0 +1,48 @@
+"""What a recipe can say about generation servers of any kind. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from lemma.config import Options
+
+
+class ServerOptions(Options):
+    """Generation servers that Lemma starts on this machine, or finds by their addresses."""
+
+    servers: Annotated[int, Field(ge=0, le=1024)] | list[str] = 0
+    """How many generation servers Lemma starts on this machine, or the addresses of running servers, such as
+    [http://node7:8000]; 0: this process generates. Requests are balanced across the servers, and each gets the
+    weights."""
+    gpus: list[Annotated[int, Field(ge=0)]] | None = None
+    """GPUs for the servers that Lemma starts, one each. Default: those after the ranks' GPUs; for a single server the
+    trainer's."""
+    start_seconds: float = Field(600.0, gt=0)
+    """Time limit for the start of a server."""
+    answer_seconds: float = Field(1800.0, gt=0)
+    """Maximum time without any completion of a server while some are pending."""
+    restarts: int = Field(3, ge=0)
+    """How many times in a row, without a single completion in between, a server that dies is restarted."""
+
+    @model_validator(mode="after")
+    def _has_servers(self) -> Self:
+        if isinstance(self.servers, list):
+            wrong = [url for url in self.servers if not url.startswith(("http://", "https://"))]
+            if wrong or not self.servers:
+                raise ValueError(f"servers are addresses such as http://node7:8000, not {wrong or 'an empty list'}")
+            if len(set(self.servers)) < len(self.servers):
+                raise ValueError("every server is named once")
+        elif self.gpus is not None and len(self.gpus) != self.servers:
+            raise ValueError(f"gpus has {len(self.gpus)} numbers for {self.servers} servers; write one for each")
+        return self
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether a server that Lemma starts has the trainer's GPU."""
+        return self.servers == 1 and self.gpus is None
+
+    @property
+    def server_count(self) -> int:
+        return self.servers if isinstance(self.servers, int) else len(self.servers)

@@ -1,0 +1,75 @@
+"""Generation servers in processes that are forked from one that has everything imported."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.crew import PRELOAD
+from tests.cluster.forked import wait_for
+
+KEY = "known to both"
+
+
+class ForkedServer:
+    """A native generation server at a port of its own; `fault` is LEMMA_FAULT there."""
+
+    def __init__(self, folder: Path, port: int | None = None, fault: str = ""):
+        self.port = port or free_port()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self._process = context.Process(target=_serve, args=(self.port, str(folder), fault), daemon=True)
+        self._process.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def is_listening(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def forked_servers(folder: Path, count: int, *faults: str) -> Iterator[list[ForkedServer]]:
+    """So many servers, each with its fault, if there is one for it."""
+    servers = [ForkedServer(folder, fault="".join(faults[n : n + 1])) for n in range(count)]
+    try:
+        for server in servers:
+            wait_for(server.is_listening)
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def _serve(port: int, folder: str, fault: str) -> None:
+    import tempfile
+
+    import torch
+
+    from lemma.engines.remote.server_guard import KEY_VARIABLE
+    from lemma.serving.rollout_server import serve_rollouts
+
+    os.environ |= {KEY_VARIABLE: KEY, "LEMMA_FAULT": fault}
+    tempfile.tempdir = folder
+    torch.set_num_threads(1)
+    serve_rollouts(None, "127.0.0.1", port)
