@@ -48,7 +48,9 @@ class Tool:
                 continue
             # Some chat templates need a description, even an empty one.
             described = {"description": words.get(parameter.name, "")}
-            properties[parameter.name] = schema_of(hints.get(parameter.name, Any)) | described
+            hint = hints.get(parameter.name, Any)
+            # `limit: int = None` means that it may be None.
+            properties[parameter.name] = schema_of(hint if parameter.default is not None else hint | None) | described
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
         schema = {"type": "object", "properties": properties} | ({"required": required} if required else {})

@@ -359,11 +359,13 @@ def default_service() -> GradingService:
         return _default
 
 
-def grade(prediction: str, gold: str | Sequence[str], rules: Rules = DEFAULT) -> Verdict:
-    """Whether a completion, or a bare answer, gives the gold answer, or one of several.
+def grade(prediction: str, gold: str | float | Sequence[str | float | None] | None, rules: Rules = DEFAULT) -> Verdict:
+    """Whether a completion, or a bare answer, gives the gold answer, or one of several; a number is taken as its text.
 
     The exact path runs here; what needs sympy runs in a worker process with limits on CPU time and memory.
     """
+    if gold is None or isinstance(gold, int | float):
+        gold = "" if gold is None else str(gold)
     if not isinstance(gold, str):
         return best_of(grade(prediction, one, rules) for one in gold)
     outcome = quick(prediction, gold, rules)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from lemma.core.errors import UserError
@@ -104,7 +105,8 @@ def best_number(run: RunReader, stage: str) -> str:
         for name, steps, column in columns:
             known = [(value, step) for value, step in zip(column, steps, strict=True) if value is not None]
             if known and (name == wanted or (wanted == "answer_accuracy" and name.endswith("/answer_accuracy"))):
-                value, step = max(known) if more else min(known)
+                # Of equal numbers the first counts, as for the best checkpoint.
+                value, step = (max if more else min)(known, key=itemgetter(0))
                 shown = f"{100 * value:.1f}%" if words in SHARES else f"{value:.4g}"
                 return f"{words} {shown} at {step}"
     return ""

@@ -12,6 +12,7 @@ from lemma.config import Options
 from lemma.core.types import Finish, Outcome, Problem
 from lemma.formats import Format, Parsed
 from lemma.grading import DEFAULT, GradingService, Rules, Verdict, default_service
+from lemma.grading.grader import decides_nothing
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -57,7 +58,8 @@ class RewardInput:
         elif not self.problem.golds:
             self._verdict = Verdict("unknown", "no_gold")
         elif self.parsed is not None and self.parsed.answer is None:
-            self._verdict = Verdict("wrong", "no_answer")
+            is_open = all(map(decides_nothing, self.problem.golds))
+            self._verdict = Verdict("unknown", "gold_unreadable") if is_open else Verdict("wrong", "no_answer")
         else:
             text = self.completion if self.parsed is None else self.parsed.answer or ""
             service = self.service or default_service()

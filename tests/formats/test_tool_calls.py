@@ -72,6 +72,12 @@ def test_an_argument_that_may_be_none_takes_null() -> None:
     assert tool.checked({"limit": None, "order": "left"})[1] == "argument 'order' of find must be one of up, down"
     assert Tool.of(add).checked({"a": None, "b": 1})[1] == "argument 'a' of add must be of type number"
 
+    def top(count: int = None, unit: Literal["m", "km"] = "m", untyped=None): ...  # type: ignore  # noqa: RUF013
+
+    assert Tool.of(top).checked({"count": None, "untyped": None})[1] == ""
+    assert Tool.of(top).checked({"count": "3"})[1] == "argument 'count' of top must be of type integer or null"
+    assert Tool.of(top).checked({"unit": None})[1] == "argument 'unit' of top must be of type string"
+
 
 @pytest.mark.parametrize(
     ("style", "text", "content", "calls"),

@@ -42,6 +42,12 @@ def test_any_of_several_golds_counts() -> None:
     assert grade(r"\boxed{7}", ["???"]).reason == "gold_unreadable" and grade("7", []).reason == "no_gold"
 
 
+@pytest.mark.parametrize(("gold", "kind"), [(7, "right"), (7.0, "right"), ([5, 7], "right"), (0.7, "wrong")])
+def test_a_gold_may_be_a_number_as_data_have_it(gold: float | list[float], kind: str) -> None:
+    assert grade(r"\boxed{7}", gold).kind == kind
+    assert grade(r"\boxed{7}", None).reason == "no_gold"
+
+
 def test_what_is_too_large_is_a_limit_without_being_computed() -> None:
     product = r"\prod_{k=1}^{10^7} k"
     begin = process_time()

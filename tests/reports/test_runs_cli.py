@@ -46,6 +46,17 @@ def test_the_table_tells_state_stage_step_and_best(
     ]
 
 
+def test_of_equal_numbers_the_first_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As for the checkpoint that is kept as the best."""
+    small_run(tmp_path / "run", steps=4)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        for step, value in ((1, 0.25), (2, 0.5), (3, 0.5), (4, 0.25)):
+            row = {"stage": "grpo", "axis": "eval", "step": step, "evaluation/sums/answer_accuracy": value}
+            file.write(json.dumps(row) + "\n")
+    (row,) = lines(capsys, "runs", str(tmp_path))[1:]
+    assert "accuracy 50.0% at 2" in row
+
+
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path / "nothing")]) == 2
     assert main(["runs", "clean", str(tmp_path / "nothing")]) == 2

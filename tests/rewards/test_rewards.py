@@ -142,6 +142,14 @@ def test_the_format_decides_which_answer_is_graded() -> None:
     assert item(missing).verdict.kind == "right"
 
 
+@pytest.mark.parametrize("said", ["so </think> <answer> 6 </answer>", "it is 5"])
+def test_a_gold_that_says_nothing_makes_nothing_wrong(said: str) -> None:
+    """Neither an answer nor the lack of one: in a group of both, one would be paid less than the other."""
+    parsed = make_format("r1_zero").parse(said)
+    for golds in (("\\frac{",), ("\\boxed{}",), ("???", "\\boxed{}")):
+        assert RewardInput(said, Problem((Message("user", "?"),), golds), parsed=parsed).verdict.kind == "unknown"
+
+
 def test_any_of_several_golds_counts() -> None:
     several = RewardInput("\\boxed{x+1}", Problem((Message("user", "?"),), ("y", "1+x")))
     assert several.verdict.right
