@@ -19,12 +19,11 @@ from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Request, Sampling
 from lemma.rewards import Reward
 from lemma.rollouts.episode import Episode
+from lemma.rollouts.episode_runner import play
 from lemma.rollouts.flight import FlyingAsks
-from lemma.rollouts.journal import Journal, drawn_after
-from lemma.rollouts.journal_files import journal_path
+from lemma.rollouts.journal import Journal, drawn_after, journal_path
 from lemma.rollouts.multi_turn import World
 from lemma.rollouts.order import ProblemOrder, Task
-from lemma.rollouts.play import play
 from lemma.rollouts.replay import replayed
 from lemma.rollouts.sample_request import SampleRequest
 from lemma.rollouts.scorer import Pending, Scorer

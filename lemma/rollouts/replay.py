@@ -10,8 +10,8 @@ import numpy as np
 
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
 from lemma.rollouts.episode import Episode
+from lemma.rollouts.episode_runner import play
 from lemma.rollouts.multi_turn import World
-from lemma.rollouts.play import play
 from lemma.rollouts.sample_request import SampleRequest
 from lemma.rollouts.scorer import Scorer
 

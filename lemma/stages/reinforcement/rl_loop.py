@@ -31,7 +31,7 @@ from lemma.models.policy import Policy
 from lemma.objectives import Totals
 from lemma.objectives.objective import count_episode_tokens
 from lemma.rollouts import Rollouts
-from lemma.rollouts.journal_files import tidy
+from lemma.rollouts.journal import tidy
 from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
 from lemma.runs.stage import Stage
 from lemma.stages.reference import ModelReference, ReferenceModel
