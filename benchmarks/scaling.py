@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.rows import Row, run_rows
 from lemma.engines.protocol import Completion, Engine, Key, Request
-from lemma.rollouts.replay import Script
+from lemma.rollouts.teacher_traces import Script
 
 TOKENS = [1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000, 2_000_000]
 SAMPLED_TOKENS = [1_000, 4_000, 16_000, 64_000]
