@@ -126,7 +126,7 @@ def run(
     from lemma.formats import FORMATS
     from lemma.rewards import REWARDS
     from lemma.rollouts import Scorer, World
-    from lemma.rollouts.play import play
+    from lemma.rollouts.episode_runner import play
 
     turns = turns or args.turns
     place = f"{Path(__file__).with_name('slow_world.py')}:Slow"

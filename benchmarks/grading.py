@@ -23,7 +23,7 @@ from typing import Any
 
 from lemma.grading import GradingService
 from lemma.grading.caches import clear_caches
-from lemma.grading.grader import quick
+from lemma.grading.quick import quick
 from lemma.grading.symbolic import grade_here, warm_up
 
 ROOT = Path(__file__).resolve().parents[1]

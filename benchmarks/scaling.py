@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.rows import Row, run_rows
 from lemma.engines.protocol import Completion, Engine, Key, Request
-from lemma.rollouts.replay import Script
+from lemma.rollouts.teacher_traces import Script
 
 TOKENS = [1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000, 2_000_000]
 SAMPLED_TOKENS = [1_000, 4_000, 16_000, 64_000]
@@ -187,8 +187,7 @@ def step_of(
 def _on_disk(parts: Parts, folder: Path, tokenizer: Any) -> None:
     from lemma.reports.shown_samples import read_chunk
     from lemma.reports.token_texts import TokenTexts
-    from lemma.rollouts.journal import Journal
-    from lemma.rollouts.journal_files import journal_path, step_journals, tidy
+    from lemma.rollouts.journal import Journal, journal_path, step_journals, tidy
 
     parts.time("compress", lambda: tidy(folder, 1, None, 0))
     parts.time("read again", lambda: Journal(journal_path(folder, 1)))

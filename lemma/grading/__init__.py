@@ -3,8 +3,9 @@
 extract     the final answer of a completion           normal_form one spelling for many
 tokens, expression, evaluate                           simple LaTeX, read and computed exactly
 structure, shapes, single, choice, units               lists, intervals, relations, matrices; part by part
-guard, symbolic, worker, service                       sympy behind an allow-list, in processes that can be killed
-grader      the pipeline                               compat      graders of other systems, to the letter
+guard, symbolic, worker, pool                          sympy behind an allow-list, in processes that can be killed
+service, quick, grader                                 the pipeline, cheapest first
+compat      graders of other systems, to the letter
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
-from lemma.grading.grader import PendingGrade, decide, quick, unread
+from lemma.grading.grader import PendingGrade, decide, unread
 from lemma.grading.guard import Refused, check_symbolic
 from lemma.grading.limits import MAX_PRECISION, GoldLimit, LimitExceeded
+from lemma.grading.quick import quick
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.verdict import Verdict
 

@@ -12,7 +12,7 @@ from lemma.reports.run_reader import RunReader
 from lemma.reports.run_state import is_locked
 from lemma.reports.run_table import find_runs, size_of
 from lemma.reports.shown_samples import journal_steps
-from lemma.rollouts.journal_files import step_journals
+from lemma.rollouts.journal import step_journals
 from lemma.rollouts.token_notes import FOLDER, notes_path
 from lemma.runs.run_folder import RunFolder, refuse_links
 

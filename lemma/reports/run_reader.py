@@ -16,7 +16,7 @@ from lemma.reports.curves import Metrics
 from lemma.reports.run_state import Log, State, check_is_run, state_of
 from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk, read_evaluation_chunk
 from lemma.reports.token_texts import TokenTexts, load_token_texts
-from lemma.rollouts.journal_files import step_journals
+from lemma.rollouts.journal import step_journals
 from lemma.rollouts.token_notes import FOLDER, read_notes
 from lemma.runs.run_folder import refuse_odd_files
 from lemma.runs.run_options import STAGE_NAME

@@ -2,11 +2,11 @@
 one."""
 
 from lemma.rollouts.episode import Episode, Turn
+from lemma.rollouts.episode_runner import play
 from lemma.rollouts.groups import RolloutCollector, Rollouts
 from lemma.rollouts.journal import Journal, read_episodes
 from lemma.rollouts.multi_turn import World
 from lemma.rollouts.order import ProblemOrder, Task
-from lemma.rollouts.play import play
 from lemma.rollouts.sample_request import SampleRequest
 from lemma.rollouts.scorer import Pending, Scorer
 

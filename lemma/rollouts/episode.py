@@ -1,24 +1,20 @@
 """One attempt at a problem: what the policy read and said turn by turn, what it says in the end and what it is worth.
 
-This is the row of the journal. Arrays are written in base64, exactly; the text is there for people to read.
+This is what a row of the journal holds (`lemma/rollouts/journal_rows.py`); the text is there for people to read.
 """
 
 from __future__ import annotations
 
-import base64
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from lemma.core.types import Finish, Origin, Trajectory
 
-VERSION = 2
-
 VerdictKind = Literal["right", "wrong", "unknown"]
-ARRAYS = {"context": np.int32, "ids": np.int32, "logprobs": np.float32, "kept": np.float32}
 
 
 @dataclass(slots=True)
@@ -52,27 +48,6 @@ class Turn:
     def sampler_logprobs(self) -> np.ndarray:
         """Log-probability of each id under the distribution it was drawn from."""
         return self.logprobs - self.kept
-
-    def to_row(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in OF_TURN if name != "seconds"}
-        for name, kind in ARRAYS.items():
-            row[name] = base64.b64encode(row[name].astype(kind, copy=False).tobytes()).decode()
-        row["versions"] = [list(span) for span in self.versions]
-        return {**row, "timings": {"seconds": self.seconds}}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Turn:
-        values = {name: row[name] for name in OF_TURN if name in row}
-        for name, kind in ARRAYS.items():
-            values[name] = np.frombuffer(base64.b64decode(row[name]), dtype=kind)
-        values["versions"] = tuple((int(first), int(version)) for first, version in row["versions"])
-        values["seconds"] = row["timings"]["seconds"]
-        if len({len(values[name]) for name in ("ids", "logprobs", "kept")}) > 1:
-            raise ValueError("ids, logprobs and kept differ in length")
-        return cls(**values)
-
-
-OF_TURN = tuple(one.name for one in fields(Turn))
 
 
 @dataclass(slots=True)
@@ -255,37 +230,6 @@ class Episode:
             policy_version=turns[-1].versions[-1][1],
             token_fields=fields | {"off": off_T},
         )
-
-    # --- on disk ---------------------------------------------------------------------------------------------------
-
-    def to_row(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in OF_EPISODE}
-        row |= {name: list(row[name]) for name in ("key", "gold", "faults")}
-        return row | {"turns": [turn.to_row() for turn in self.turns]}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Episode:
-        """The episode of a row; KeyError, TypeError or ValueError where it is none."""
-        if row.get("version") == 1:
-            row = _from_version_1(row)
-        values = {name: row[name] for name in OF_EPISODE if name in row}
-        values["turns"] = [Turn.from_row(turn) for turn in row["turns"]]
-        if not values["turns"]:
-            raise ValueError("there is no turn")
-        values |= {"key": tuple(row["key"]), "gold": tuple(row.get("gold", ())), "faults": tuple(row["faults"])}
-        if values.get("reward") is not None and not isinstance(values["reward"], int | float):
-            raise TypeError("reward is not a number")
-        return cls(**values)
-
-
-OF_EPISODE = tuple(one.name for one in fields(Episode))
-
-
-def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the journal's first version, which held one completion, as an episode of one turn."""
-    turn = {name: row[name] for name in ("ids", "logprobs", "kept", "finish", "given", "text", "timings")}
-    turn |= {"context": row["prompt"], "versions": [[0, row["policy_version"]]]}
-    return {**row, "turns": [turn]}
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

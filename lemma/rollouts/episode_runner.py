@@ -1,4 +1,5 @@
-"""Runs episodes on one engine: each is a coroutine that awaits its completions, its environment and its score.
+"""Runs episodes on one engine: each is a coroutine that awaits its completions, its environment and its score. `play`
+is for training, evaluation and `debug`: graded episodes of some problems.
 
 Everything happens in the thread that iterates over `run`, on an event loop of the runner's own: the engine works for a
 few tokens, then every episode goes on that can. With an exact schedule nothing depends on time: requests wait until all
@@ -12,7 +13,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from lemma.core.faults import fault_point
@@ -26,6 +27,43 @@ from lemma.rollouts.scorer import Scorer, ScoringQueue
 
 # Seconds between two looks at deadlines and verdicts, while nothing happens.
 LOOK_SECONDS = 0.5
+
+
+def play(
+    engine: Engine,
+    asks: Sequence[SampleRequest],
+    sampling: Sampling | Callable[[SampleRequest], Sampling],
+    scorer: Scorer,
+    *,
+    world: World | None = None,
+    journal: Journal | None = None,
+    patience: float | None = None,
+) -> Iterator[Episode]:
+    """Graded episodes, roughly in the order in which they finish; sort them before anything depends on the order.
+
+    What the journal holds already is handed back first and not played again: of an ask that is there in part, all
+    attempts are made and those that are there are passed over. Without a `world` the first answer is the last; in one,
+    replies are made while others generate.
+
+    Episodes are scored in batches that depend on the order alone, never on time, since the last bit of a reward model's
+    score may depend on its batch. With `patience` in seconds, what is graded does not wait for a batch any longer than
+    that, nor when the engine fails: for rewards that look at one completion at a time.
+    """
+    sampling_of = sampling if callable(sampling) else lambda ask: sampling
+    if world is not None and not world.options.is_stepped:
+        from lemma.rollouts.gateway_play import play_agents
+
+        yield from play_agents(engine, asks, sampling_of, scorer, world=world, journal=journal)
+        return
+    known = journal.episodes if journal is not None else {}
+    with closing(EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)) as runner:
+        for ask in asks:
+            yield from ask.known(known)
+            if not ask.is_known(known):
+                runner.add(ask, journal)
+        yield from runner.run()
+        fault_point("rollouts.generated")
+        yield from runner.scoring.settle_all()
 
 
 class EpisodeRunner:

@@ -1,24 +1,33 @@
-"""The journal: every graded episode on disk before anything is learnt from it or counted."""
+"""The journal: every graded episode on disk before anything is learnt from it or counted.
+
+A step has a file for each slot. Those of finished steps are compressed, and only so many of them stay.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import os
+import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.files import JsonLines, read_json_lines
-from lemma.rollouts.episode import VERSION, Episode
-from lemma.rollouts.journal_files import find, list_journals, read_bytes, remove, step_of
-from lemma.rollouts.journal_rows import RowWriter
+from lemma.core.faults import fault_point
+from lemma.core.files import JsonLines, read_json_lines, write_whole
+from lemma.rollouts.episode import Episode
+from lemma.rollouts.journal_rows import READABLE, RowWriter, episode_of
 
 END, DRAWS = "end", "draws"
-READABLE = (1, VERSION)
 NEWLINE = 10
+COMPRESSED = ".gz"
+# Tokens and their log-probabilities are close to random: a higher level takes longer and saves next to nothing.
+LEVEL = 3
+NAME = re.compile(r"step-(\d+)(?:\.slot-\d+)?\.jsonl(\.gz)?")
 
 
 class Journal:
@@ -149,7 +158,7 @@ def _read(path: Path) -> Iterator[Episode | dict[str, Any]]:
 
 def _episode(row: dict[str, Any], path: Path, number: int) -> Episode:
     try:
-        return Episode.from_row(row)
+        return episode_of(row)
     except KeyError as error:
         raise _broken(path, number, f"lacks {error}") from error
     except (TypeError, ValueError) as error:
@@ -170,3 +179,72 @@ def _parsed(path: Path) -> Iterator[Any]:
 
 def _broken(path: Path, number: int, what: str) -> UserError:
     return UserError(f"this row of the journal {what}", file=path, line=number, fix="name a journal, or move it away")
+
+
+# --- the files of a stage ---------------------------------------------------------------------------------
+
+
+def journal_path(folder: Path, step: int, slot: int | None = None) -> Path:
+    """Where a step's journal is written; `find` knows where it is afterwards. Of several slots each has its own."""
+    return folder / (f"step-{step:06d}.jsonl" if slot is None else f"step-{step:06d}.slot-{slot:03d}.jsonl")
+
+
+def step_journals(folder: Path, step: int) -> list[Path]:
+    """The journals of one step, in the order of slots."""
+    return list_journals(folder.glob(f"step-{step:06d}.*"))
+
+
+def step_of(path: Path) -> int | None:
+    """The step whose journal this is; None where it is none."""
+    match = NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def find(path: Path) -> Path | None:
+    """The file of a journal, compressed or not."""
+    return next((one for one in (path, _compressed(path)) if one.is_file()), None)
+
+
+def list_journals(paths: Iterable[Path]) -> list[Path]:
+    """The journals among these files, each once and in order."""
+    shown = {path for path in paths if not path.name.startswith(".") and path.name.endswith((".jsonl", ".jsonl.gz"))}
+    return sorted(path for path in shown if path.suffix != COMPRESSED or path.with_suffix("") not in shown)
+
+
+def tidy(folder: Path, step: int, keep: int | None, needed_after: int) -> None:
+    """Compress the journals up to `step`, and remove those beyond the newest `keep`.
+
+    What was sampled after step `needed_after` stays: a run that goes on from there reads it.
+    """
+    for torn in folder.glob(".step-*.tmp"):  # of a process that died while it compressed
+        torn.unlink()
+    for path in sorted(folder.glob("step-*")):
+        match = NAME.fullmatch(path.name)
+        if match is None or int(match[1]) > step:
+            continue
+        if keep is not None and int(match[1]) <= min(step - keep, needed_after):
+            path.unlink()
+        elif match[2] is None:
+            _compress(path)
+
+
+def _compress(path: Path) -> None:
+    write_whole(_compressed(path), gzip.compress(path.read_bytes(), LEVEL, mtime=0))
+    fault_point("journal.compressed")
+    path.unlink()
+
+
+def _compressed(path: Path) -> Path:
+    return path.with_name(path.name + COMPRESSED)
+
+
+def remove(path: Path) -> None:
+    """Remove the compressed file of a journal that is to be written anew."""
+    if _compressed(path).exists():
+        os.unlink(_compressed(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """What was written, before compression; OSError, EOFError or zlib.error where the file is damaged."""
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.name.endswith(COMPRESSED) else data

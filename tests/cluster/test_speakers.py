@@ -142,9 +142,9 @@ def test_learners_that_split_their_weights(crew: Crew, tmp_path: Path) -> None:
 def updated_last(content: dict[str, Any], learners: int, speakers: int) -> int:
     """Train, or speak; no update ends before all that is sampled ahead is there. How many steps were, in a thread."""
     from lemma.stages.reinforcement import rl_loop
-    from lemma.stages.reinforcement.lag import _SamplingThread
+    from lemma.stages.reinforcement.sampling_thread import SamplingThread
 
-    begin, update, tasks = _SamplingThread.begin, rl_loop.update, []
+    begin, update, tasks = SamplingThread.begin, rl_loop.update, []
 
     def begun(thread: Any, work: Any) -> Any:
         tasks.append(begin(thread, work))
@@ -155,11 +155,11 @@ def updated_last(content: dict[str, Any], learners: int, speakers: int) -> int:
             task.result(timeout=30)
         return update(*args)
 
-    _SamplingThread.begin, rl_loop.update = begun, updated  # type: ignore[method-assign, assignment]
+    SamplingThread.begin, rl_loop.update = begun, updated  # type: ignore[method-assign, assignment]
     try:
         trained_or_spoken(content, learners, speakers)
     finally:
-        _SamplingThread.begin, rl_loop.update = begin, update  # type: ignore[method-assign]
+        SamplingThread.begin, rl_loop.update = begin, update  # type: ignore[method-assign]
     return len(tasks)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lemma.core.async_calls import Caller
-from lemma.stages.reinforcement.lag import _SamplingThread
+from lemma.stages.reinforcement.sampling_thread import SamplingThread
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_async_functions_compute_on_the_gpu_of_their_caller() -> None:
 @pytest.mark.usefixtures("gpus")
 def test_rewards_of_steps_sampled_ahead_compute_on_the_gpu_of_the_rank() -> None:
     torch.cuda.set_device(3)
-    thread, found = _SamplingThread(), []
+    thread, found = SamplingThread(), []
     thread.begin(lambda: found.append(torch.cuda.current_device())).result(timeout=20)
     thread.end()
     assert found == [3]

@@ -143,7 +143,7 @@ def test_a_single_weight_that_moved_is_found() -> None:
     assert logits.argmax(-1).tolist() == after.ids.tolist() != before[0].ids.tolist()
 
 
-def test_the_policy_keeps_its_mode_also_between_completions() -> None:
+def test_a_policy_that_is_set_to_train_between_completions_is_set_to_evaluate_again() -> None:
     policy = exact_policy()
     policy.module.train()
     engine = engine_of(policy, burst=1)
@@ -152,9 +152,9 @@ def test_the_policy_keeps_its_mode_also_between_completions() -> None:
         engine.submit(Request((i,), prompts[i], replace(FREE, max_tokens=length)))
     stream = engine.completions()
     next(stream)
-    assert policy.module.training and policy.backbone.layers[0].training
+    policy.module.train()
     assert len(list(stream)) == 1
-    assert policy.module.training
+    assert not policy.module.training and not policy.backbone.layers[0].training
 
 
 def test_dropout_does_not_speak() -> None:

@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from lemma.engines.native import cached_attention
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.engine import NativeEngine
-from lemma.engines.native.flat_modules import Modules
 from lemma.engines.native.runner import Runner
 from lemma.engines.native.sequences import GATHER_FROM, Readback, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Request, generate
 from lemma.models.packing import ALIGNED, copy_together
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, requests_of, run
-from tests.engines.small_policies import exact_policy, random_prompts, small_policy
+from tests.engines.small_policies import exact_policy, random_prompts
 
 
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -163,24 +161,3 @@ def test_completions_that_are_built_together_are_those_built_alone() -> None:
         assert list(zip(whole.ids.tolist(), whole.logprobs.tolist(), strict=True)) == kept
         assert whole.ids.tolist() == single.ids.tolist() == sequence.tokens[3:].tolist()
     assert [len(c.ids) for c in together] == [4, 9, 9, 7, 9, 9, 5, 0]
-
-
-class Loud(nn.Linear):
-    def train(self, mode: bool = True) -> Loud:
-        self.heard = mode
-        return super().train(mode)
-
-
-def test_all_modules_change_their_mode_and_tell_where_their_weights_are() -> None:
-    policy = small_policy(lora=2)
-    modules = Modules(policy.module)
-    assert set(modules.addresses()) == {p.data_ptr() for p in policy.module.parameters()}
-    for mode in (True, False):
-        modules.train(mode)
-        assert {one.training for one in policy.module.modules()} == {mode}
-    before = modules.addresses()
-    policy.head.weight = nn.Parameter(policy.head.weight.detach().clone())
-    assert modules.addresses() != before
-    loud = nn.Sequential(nn.ReLU(), Loud(2, 2))
-    Modules(loud).train(False)
-    assert loud[1].heard is False and not loud[0].training

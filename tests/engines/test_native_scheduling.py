@@ -232,7 +232,6 @@ def test_the_cache_can_be_given_back_and_taken_again() -> None:
     assert ids_of(sorted([*found, *stream], key=lambda c: c.order)) == ids_of(wanted), "taken again when it is needed"
     assert engine.cache.bytes > 0
     engine.release_cache()
-    engine.take_cache()
     check_same(generate(engine, requests), wanted)
 
 

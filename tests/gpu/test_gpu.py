@@ -150,7 +150,7 @@ def test_a_cache_that_moved_needs_no_new_graphs(precision: str) -> None:
     engine.release_cache()
     assert torch.cuda.memory_allocated() <= held - size
     fillers = [torch.full(engine.cache.shape, 7.0, dtype=dtype, device="cuda") for _ in range(2)]
-    engine.take_cache()
+    engine.cache.allocate()
     assert engine.cache.keys.data_ptr() != address
     after = generate(engine, work)
     assert engine.runner.captures == captures

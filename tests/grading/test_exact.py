@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lemma.grading import Verdict
-from lemma.grading.grader import quick
+from lemma.grading.quick import quick
 from lemma.grading.symbolic import grade_here
 
 EQUAL = [

@@ -26,7 +26,7 @@ for n in (2, 3):
     service.submit(r"\prod_{k=1}^{19999} (k^%d+1)" % n, r"\int_0^1 x dx")
 if os.fork() == 0:
     time.sleep(600)
-pids = [worker.process.pid for worker in service._live.values()]
+pids = [worker.process.pid for worker in service.pool.live.values()]
 os.kill(pids[0], signal.SIGSTOP)
 print(*pids, flush=True)
 time.sleep(600)

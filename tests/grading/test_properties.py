@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from lemma.grading import GradingService, Verdict, grade
-from lemma.grading.grader import malformed, quick
+from lemma.grading.grader import malformed, read_and_compare
 from lemma.grading.normal_form import normalise, squeezed
+from lemma.grading.quick import quick
+from lemma.grading.rules import DEFAULT
 
 settings.register_profile("grading", deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 settings.load_profile("grading")
@@ -71,6 +73,17 @@ def test_wrapping_keeps_the_verdict(answer: str, gold: str) -> None:
     ):
         verdict = quick(wrapped, gold)
         assert isinstance(verdict, Verdict) and verdict.kind == plain.kind, (wrapped, gold)
+
+
+WHOLE = st.one_of(st.from_regex(r"-?\d{1,18}", fullmatch=True), st.integers(-30, 30).map(str))
+
+
+@given(WHOLE, WHOLE, st.sampled_from(["", " ", "\n", "  "]))
+def test_bare_whole_numbers_are_judged_as_if_they_were_read(answer: str, gold: str, around: str) -> None:
+    prediction = f"{around}{answer}{around}"
+    read = read_and_compare(prediction, gold, DEFAULT, 0.0)
+    assert isinstance(read, Verdict)
+    assert quick(prediction, gold)[:3] == read[:3]
 
 
 @given(NUMBERS)

@@ -21,7 +21,7 @@ def service() -> GradingService:
 
 
 def pid(service: GradingService) -> int:
-    return next(iter(service._live.values())).process.pid
+    return next(iter(service.pool.live.values())).process.pid
 
 
 def test_results_are_cached_by_gold_answer_and_rules(service: GradingService) -> None:
@@ -126,5 +126,5 @@ def test_others_do_not_wait_for_a_late_task() -> None:
         assert {future.result()[:2] for future in others} == {("wrong", "symbolic")}
         assert not late.done()
         patient._ended = True
-        for worker in list(patient._live.values()):
+        for worker in list(patient.pool.live.values()):
             worker.process.kill()

@@ -28,7 +28,7 @@ def service() -> Iterator[GradingService]:
 
 
 def pid(service: GradingService) -> int | None:
-    return next((worker.process.pid for worker in list(service._live.values())), None)
+    return next((worker.process.pid for worker in list(service.pool.live.values())), None)
 
 
 def attack(service: GradingService, future: Future[Verdict], number: int, pause: float) -> None:

@@ -17,7 +17,7 @@ import pytest
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.planning.plan_words import describe
 from lemma.rollouts import Journal, read_episodes
-from lemma.rollouts.journal_files import journal_path, list_journals, tidy
+from lemma.rollouts.journal import journal_path, list_journals, tidy
 from tests.algorithms import toy
 from tests.rollouts.scripted import Silent
 from tests.rollouts.test_groups import Step, half_right, numbers, task
@@ -57,7 +57,7 @@ def test_only_so_many_steps_stay_and_none_that_a_run_would_need(tmp_path: Path) 
 def test_dying_while_a_journal_is_compressed_loses_nothing(step: Step) -> None:
     first = step.run(half_right)
     code = (
-        "from pathlib import Path; from lemma.rollouts.journal_files import tidy; "
+        "from pathlib import Path; from lemma.rollouts.journal import tidy; "
         f"tidy(Path({str(step.folder)!r}), 1, None, 0)"
     )
     killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, "LEMMA_FAULT": "journal.compressed"})

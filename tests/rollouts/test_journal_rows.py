@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lemma.rollouts import Episode, Turn
-from lemma.rollouts.episode import VERSION
-from lemma.rollouts.journal_rows import MOST_SHARED, RowWriter
+from lemma.rollouts.journal_rows import MOST_SHARED, VERSION, RowWriter
+from tests.rollouts.episode_rows import row_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBER = st.one_of(st.floats(), st.integers(-3, 3), st.booleans(), st.floats(width=32).map(np.float64))
@@ -19,7 +19,7 @@ MAYBE = st.one_of(st.none(), NUMBER)
 
 
 def plain(episode: Episode) -> str:
-    return json.dumps({"version": VERSION, **episode.to_row()}, ensure_ascii=False)
+    return json.dumps({"version": VERSION, **row_of(episode)}, ensure_ascii=False)
 
 
 @st.composite

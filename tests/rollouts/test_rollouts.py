@@ -26,6 +26,7 @@ from lemma.rewards import make_reward
 from lemma.rollouts import Episode, Journal, SampleRequest, Scorer, play, read_episodes
 from lemma.rollouts.scorer import text_of, texts_of
 from tests.models.small import CPU
+from tests.rollouts.episode_rows import row_of
 from tests.rollouts.scripted import Scripted
 
 FORMAT = make_format("r1_zero")
@@ -57,7 +58,7 @@ def run(policy: Policy, work: list[SampleRequest], journal: Journal | None = Non
 
 
 def same(mine: Episode, other: Episode) -> bool:
-    rows = [one.to_row() for one in (mine, other)]
+    rows = [row_of(one) for one in (mine, other)]
     for row in rows:
         row["turns"] = [turn | {"timings": None} for turn in row["turns"]]
     return rows[0] == rows[1]

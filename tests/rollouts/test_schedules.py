@@ -23,6 +23,7 @@ from lemma.rewards import make_reward
 from lemma.rollouts import Episode, SampleRequest, Scorer, World, play
 from tests.environments.lingering import write_lingering
 from tests.models.small import CPU
+from tests.rollouts.episode_rows import row_of
 from tests.rollouts.scripted import Scripted
 
 FORMAT = make_format({"name": "r1_zero", "preamble": False})
@@ -71,7 +72,7 @@ def scorer(policy: Policy) -> Scorer:
 
 
 def rows(episodes: list[Episode]) -> list[dict[str, Any]]:
-    found = [one.to_row() for one in sorted(episodes, key=lambda one: one.order)]
+    found = [row_of(one) for one in sorted(episodes, key=lambda one: one.order)]
     return [row | {"turns": [turn | {"timings": None} for turn in row["turns"]]} for row in found]
 
 

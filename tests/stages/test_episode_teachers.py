@@ -20,7 +20,7 @@ from lemma.formats.turns import encode_learnt, encode_played, first_asked, said_
 from lemma.models.tiny import tiny_tokenizer
 from lemma.rewards import make_reward
 from lemma.rollouts import SampleRequest, Scorer, World
-from lemma.rollouts.replay import replayed
+from lemma.rollouts.teacher_traces import replayed
 from tests.formats.tokenizers_made_here import THEIR_TEMPLATE, make_tokenizer
 from tests.stages.game_world import (
     WORDS,

@@ -16,6 +16,7 @@ from lemma.environments import Action, Environment, Observation, Outcome
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
 from lemma.runs.run import train
+from tests.rollouts.episode_rows import row_of
 
 NUMBERS = 8
 
@@ -120,11 +121,11 @@ def test_a_free_schedule_keeps_what_was_finished_before_a_kill(tmp_path: Path, m
     with pytest.raises(OSError):
         run(tmp_path, environment=world, steps=1)
     journal = tmp_path / "run/stages/rl/journal/step-000001.jsonl"
-    kept = [episode.to_row() for episode in read_episodes(journal)]
+    kept = [row_of(episode) for episode in read_episodes(journal)]
     assert 4 <= len(kept) < 16
     monkeypatch.delenv("LEMMA_FAULT")
     _, events = run(tmp_path, environment=world, steps=1)
-    whole = [episode.to_row() for episode in read_episodes(journal)]
+    whole = [row_of(episode) for episode in read_episodes(journal)]
     assert whole[: len(kept)] == kept and len(whole) == 16, "times included"
     assert any("not bit-exact: turns are sent" in str(event) for event in events)
 

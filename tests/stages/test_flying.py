@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from lemma.core import faults
 from lemma.core.errors import UserError
 from lemma.rollouts import Episode, Rollouts, Turn, read_episodes
-from lemma.rollouts.journal import Journal, drawn_after
-from lemma.rollouts.journal_files import list_journals
+from lemma.rollouts.journal import Journal, drawn_after, list_journals
 from lemma.runs.run import train
-from lemma.stages.reinforcement.lag import staleness
+from lemma.stages.reinforcement.rl_metrics import staleness
 from tests.algorithms import toy
 from tests.stages.game_world import episodes_of, game_stage, run_games
 from tests.stages.test_rl_stage import SMALL, small_stage

@@ -15,8 +15,9 @@ from lemma.algorithms import ALGORITHMS
 from lemma.core import faults
 from lemma.rollouts import ProblemOrder, Rollouts, read_episodes
 from lemma.runs.run import train
-from lemma.stages.reinforcement.lag import Ahead, corrected
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from lemma.stages.reinforcement.rl_parts import corrected
+from lemma.stages.reinforcement.staleness_queue import StalenessQueue
 from tests.algorithms import toy
 from tests.stages.test_rl_stage import SMALL, small_stage
 
@@ -93,7 +94,7 @@ def test_samples_of_older_versions_are_weighed() -> None:
 def test_sampling_goes_on_while_the_learner_works() -> None:
     """With an engine of its own device: the next step is being sampled when this one is handed out."""
     order = ProblemOrder([], 0, "x")
-    ahead = Ahead(order, 1, 3)
+    ahead = StalenessQueue(order, 1, 3)
     may_go_on = threading.Event()
     began: list[int] = []
     threads: set[int] = set()
@@ -130,13 +131,13 @@ def test_no_step_is_passed_over_where_the_sampling_thread_is_slow_to_begin(monke
             super().run()
 
     monkeypatch.setattr(threading, "Thread", Slow)
-    ahead = Ahead(ProblemOrder([], 0, "x"), 3, 5)
+    ahead = StalenessQueue(ProblemOrder([], 0, "x"), 3, 5)
     ahead.sample_by(lambda step: Rollouts(wanted=step), is_beside=True)
     assert [ahead.take(step).wanted for step in range(1, 6)] == [1, 2, 3, 4, 5]
 
 
 def test_what_fails_ahead_is_raised_where_it_is_waited_for() -> None:
-    ahead = Ahead(ProblemOrder([], 0, "x"), 1, 3)
+    ahead = StalenessQueue(ProblemOrder([], 0, "x"), 1, 3)
 
     def sample(step: int) -> Rollouts:
         if step == 2:

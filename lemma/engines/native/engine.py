@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from lemma.engines.native.cached_attention import Cache
-from lemma.engines.native.flat_modules import Modules
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import SamplingMode, sampling_mode
@@ -81,7 +80,8 @@ class NativeEngine(Engine):
         self.finished: deque[Completion] = deque()
         self.new_tokens: deque[NewTokens] = deque()
         self.device_wait = threading.Event()
-        self._modules: Modules | None = None
+        # Whether the weights are where they were when work was last done.
+        self._has_looked = False
         # The number of unfinished samples of each request.
         self._unfinished: dict[Key, int] = {}
         self._addresses: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class NativeEngine(Engine):
     def submit(self, request: Request) -> None:
         if not self._unfinished:
             self._intake.refresh()
-            self._modules = None
+            self._has_looked = False
         elif request.key in self._unfinished:
             raise EngineError(f"request {request.name} is already running", fix="give it another key")
         self._intake.check(request, self.capacity)
@@ -120,26 +120,31 @@ class NativeEngine(Engine):
         return not self.scheduler.is_idle
 
     def work(self) -> None:
-        """Prefill, or one burst, in eval mode. After any exception, Ctrl-C included, all requests are dropped."""
+        """Prefill, or one burst. The model is in eval mode then, and stays so: whoever learns sets the other.
+
+        After any exception, Ctrl-C included, all requests are dropped.
+        """
         if self.scheduler.is_idle:
             return
-        modules = self._modules or self._look_at_modules()
-        is_training = self.policy.module.training
-        if is_training:
-            modules.train(False)
+        if not self._has_looked:
+            self._look_at_weights()
+        if self.policy.module.training:
+            self.policy.module.eval()
         try:
             self._work()
-        finally:
-            if is_training:
-                modules.train(True)
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            self._drop_everything()
+            raise _device_error(error) from error
+        except BaseException:
+            self._drop_everything()
+            raise
 
     def update_weights(self, version: int) -> None:
         """The weights are the policy's own, so only the cached keys and values have to be dropped.
 
         Unfinished completions continue with the new weights, after their tokens so far have been prefilled again.
         """
-        self.version = version
-        self._modules = None
+        self.version, self._has_looked = version, False
         self._restart()
         for job in self.scheduler.waiting:
             for sequence in (job.leader, *job.followers):
@@ -152,7 +157,7 @@ class NativeEngine(Engine):
         self._restart()
 
     def invalidate(self) -> None:
-        self._modules = None
+        self._has_looked = False
         self.runner.drop_graphs()
         self._restart()
 
@@ -169,47 +174,34 @@ class NativeEngine(Engine):
         self._restart()
         self.cache.release()
 
-    def take_cache(self) -> None:
-        """Allocate the memory again, at any address; done automatically when there is work."""
-        if not self.cache.bytes:
-            self.cache.allocate()
-
     def _restart(self) -> None:
         """Drop what the cache holds; tokens that are in flight and not read yet are sampled again."""
         self._discard_in_flight()
         self.scheduler.restart()
         self._has_new_weights = self.policy.is_adapter
 
-    def _look_at_modules(self) -> Modules:
+    def _look_at_weights(self) -> None:
         """Captured graphs hold the addresses of the weights: if any has moved since the last look, they are captured
         again. Looked at when work begins, and after an update."""
-        modules = Modules(self.policy.module)
-        addresses = modules.addresses()
+        addresses = tuple(parameter.data_ptr() for parameter in self.policy.module.parameters())
         if addresses != self._addresses:
             self._addresses = addresses
             self.invalidate()
-        self._modules = modules
-        return modules
+        self._has_looked = True
 
     # --- the work ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        try:
-            self.take_cache()
-            if self._has_new_weights:
-                note_rows(self.policy.module)
-                self._has_new_weights = False
-            jobs = [] if self._in_flight else self.scheduler.next_prefill()
-            if jobs:
-                self._prefill(jobs)
-            else:
-                self._decode()
-        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
-            self._drop_everything()
-            raise _device_error(error) from error
-        except BaseException:
-            self._drop_everything()
-            raise
+        if not self.cache.bytes:
+            self.cache.allocate()
+        if self._has_new_weights:
+            note_rows(self.policy.module)
+            self._has_new_weights = False
+        jobs = [] if self._in_flight else self.scheduler.next_prefill()
+        if jobs:
+            self._prefill(jobs)
+        else:
+            self._decode()
 
     def _prefill(self, jobs: list[tuple[Prefill, int]]) -> None:
         """Prefill all prompts that can start now, pass by pass. Their first tokens are read only after every pass, and

@@ -31,36 +31,35 @@ from lemma.models.policy import Policy
 from lemma.objectives import Totals
 from lemma.objectives.objective import count_episode_tokens
 from lemma.rollouts import Rollouts
-from lemma.rollouts.journal_files import tidy
+from lemma.rollouts.journal import tidy
 from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
 from lemma.runs.stage import Stage
 from lemma.stages.reference import ModelReference, ReferenceModel
-from lemma.stages.reinforcement.lag import lag_metrics
-from lemma.stages.reinforcement.rl_metrics import credited_metrics, rollout_metrics, update_metrics
+from lemma.stages.reinforcement.rl_metrics import credited_metrics, lag_metrics, rollout_metrics, update_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_parts import RlParts, open_speaking, prepare_parts
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
     parts = prepare_parts(stage, options, fmt)
-    ahead, learner, benchmarks, total = parts.ahead, parts.learner, parts.benchmarks, parts.total
+    queue, learner, benchmarks, total = parts.queue, parts.learner, parts.benchmarks, parts.total
     done = stage.resume(learner, total, parts.data)
     with contextlib.ExitStack() as stack:
-        stack.callback(ahead.close)
+        stack.callback(queue.close)
         background = stack.enter_context(BackgroundWork())
         stage.before_saving = background.wait
         speaking = open_speaking(stage, options, fmt, parts, done, stack)
         engine, collector = speaking.engine, speaking.collector
-        ahead.use(collector, parts.policy, engine)
+        queue.use(collector, parts.policy, engine)
         benchmarks.begin(done, total, engine)
         measured, kept = benchmarks.due_steps(total), options.journal.steps
         stage.catch_up(learner, done, total)
         precision = pick_precision(stage.model.precision, parts.policy.device)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
-                rollouts = ahead.take(step)
+                rollouts = queue.take(step)
             background.wait()
-            if not ahead.is_sampling:
+            if not queue.is_sampling:
                 engine.sleep()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
@@ -71,14 +70,14 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                 background.submit(partial(notes.write, collector.folder.with_name(FOLDER), step, batch))
             count_tokens(stage, reports, rollouts)
             with stage.clock.measure("generate"):
-                ahead.wait()
+                queue.wait()
             engine.update_weights(step)
             values = metrics_of(options, parts, step, rollouts, batch, reports)
             parts.algorithm.observe(values, parts.memory)
             if not options.rollout.lag or step == 1:
                 check_engine(parts.policy, precision, engine, reports, speaking.sampling.temperature)
             if is_measured := step in measured:
-                ahead.land()
+                queue.drain()
             is_best = is_measured and benchmarks.after(step, total, engine)
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)

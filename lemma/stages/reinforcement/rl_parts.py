@@ -17,11 +17,12 @@ from lemma.runs.stage import Stage
 from lemma.stages.building import check_tokens, stage_critic, stage_learner, stage_policy, switch_dropout_off
 from lemma.stages.reference import AdaptersOff, ModelReference, live_reference
 from lemma.stages.reinforcement.diagnosis import Diagnosis
-from lemma.stages.reinforcement.lag import Ahead, Flying, corrected, make_ahead
+from lemma.stages.reinforcement.partial_rollout_queue import PartialRolloutQueue
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
 from lemma.stages.reinforcement.rl_validation import RlBenchmarks
 from lemma.stages.reinforcement.speaking import make_collector, make_rollout_engine, make_world, sampling_of
+from lemma.stages.reinforcement.staleness_queue import StalenessQueue
 from lemma.stages.trained_prompt import Instructions, as_trained
 
 
@@ -36,7 +37,7 @@ class RlParts:
     max_tokens: int
     total: int
     order: ProblemOrder
-    ahead: Ahead | Flying
+    queue: StalenessQueue | PartialRolloutQueue
     learner: Learner
     critic: Learner | None
     reference: AdaptersOff | ModelReference | None
@@ -80,7 +81,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         max_tokens=max_tokens,
         total=total,
         order=order,
-        ahead=make_ahead(options, order, total),
+        queue=make_queue(options, order, total),
         learner=learner,
         critic=make_critic(stage, options, updates, budget, policy) if algorithm.needs_critic else None,
         reference=(
@@ -90,12 +91,29 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
         data=digest_of(tasks, max_tokens),
     )
-    stage.keep("order", parts.ahead)
+    stage.keep("order", parts.queue)
     stage.keep("memory", parts.memory)
     if parts.critic is not None:
         stage.keep("critic", parts.critic)
     stage.keep("diagnosis", parts.diagnosis)
     return parts
+
+
+def corrected(options: ReinforcementOptions) -> Algorithm:
+    """The stage's algorithm; samples of older versions get truncated weights old / behaviour, unless it has its own cap
+    or already weights whole samples."""
+    algorithm, rollout = options.algorithm, options.rollout
+    has_weights = getattr(algorithm, "mismatch_cap", 0.0) is None and getattr(algorithm, "gain", "") != "vespo"
+    if not rollout.lag or rollout.lag_cap is None or not has_weights:
+        return algorithm
+    return algorithm.model_copy(update={"mismatch_cap": rollout.lag_cap})
+
+
+def make_queue(options: ReinforcementOptions, order: ProblemOrder, total: int) -> StalenessQueue | PartialRolloutQueue:
+    rollout = options.rollout
+    if rollout.lag == "flying":
+        return PartialRolloutQueue(order, rollout.lag_limit, total)
+    return StalenessQueue(order, rollout.lag, total)
 
 
 def open_speaking(
@@ -114,7 +132,7 @@ def open_speaking(
     world = make_world(options, fmt, policy, sampling, stage.seed)
     if world is not None:
         stack.callback(world.close)
-    stack.callback(parts.ahead.settle)
+    stack.callback(parts.queue.settle)
     with stage.waiting(options.rollout.engine.start):
         engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
         stack.callback(engine.close)

@@ -131,7 +131,7 @@ def make_collector(
         data=data,
         mask_truncated=options.truncated == "mask",
         world=world,
-        flies=options.rollout.lag == "flying",
+        is_partial=options.rollout.lag == "flying",
     )
 
 

@@ -20,7 +20,7 @@ from lemma.rollouts.sample_request import SampleRequest
 from lemma.rollouts.scorer import Scorer
 
 
-class FlyingAsks:
+class PartialRollouts:
     """With `patience` in seconds, what is graded is written after at most that long; otherwise with the next step."""
 
     def __init__(
@@ -56,7 +56,7 @@ class FlyingAsks:
         runner.forget(wanted)
         return [episode for ask in asks for episode in ask.known(journal.episodes)]
 
-    def land(self) -> None:
+    def drain(self) -> None:
         """Play until the engine is empty, and begin nothing meanwhile: it has other work."""
         self._runner.is_open = False
         try:

@@ -1,4 +1,5 @@
-"""What a teacher said in several turns, played again: the world answers it, and says what it was worth."""
+"""A teacher's traces as attempts: whole responses, beginnings of others, and turns that are played again in a world,
+which answers them and says what they were worth."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
 from lemma.rollouts.episode import Episode
+from lemma.rollouts.episode_runner import play
 from lemma.rollouts.multi_turn import World
-from lemma.rollouts.play import play
+from lemma.rollouts.order import Task
 from lemma.rollouts.sample_request import SampleRequest
 from lemma.rollouts.scorer import Scorer
 
@@ -78,3 +80,40 @@ def replayed(
         for turn in episode.turns:
             turn.given = len(turn.ids)
     return episodes
+
+
+def begun_by_teacher(
+    key: Key, task: Task, lengths: Sequence[int]
+) -> tuple[list[Episode], list[SampleRequest], list[int]]:
+    """The attempts of one draw, of which a teacher's trace begins so many tokens each: those that it says in full, what
+    the policy is asked after a beginning, and the numbers of those that the policy begins itself."""
+    assert task.trace is not None
+    whole: list[Episode] = []
+    asks: list[SampleRequest] = []
+    zeros, trace = np.zeros(len(task.trace), dtype=np.float32), task.trace.astype(np.int32)
+    for number, length in enumerate(lengths):
+        if length >= len(trace):
+            whole.append(Episode.at_once(
+                (*key, "trace"), number, task.problem.id, task.prompt.astype(np.int32), trace, zeros, zeros, "given",
+                given=len(trace), question=task.problem.question,
+            ))  # fmt: skip
+        elif length:
+            asks.append(
+                SampleRequest((*key, "after", number), task.problem, task.prompt, 1, trace[:length].copy(), number)
+            )
+    return whole, asks, [number for number, length in enumerate(lengths) if not length]
+
+
+def replay_traces(
+    pairs: Sequence[tuple[Episode, Task]], sampling: Sampling, scorer: Scorer, world: World
+) -> list[Episode]:
+    """A teacher's episodes of several turns, answered and judged by the world."""
+    asks = [
+        SampleRequest(one.key, task.problem, task.prompt, first=one.sample, name=(*one.key, one.sample))
+        for one, task in pairs
+    ]
+    turns = {
+        ask.request_key: [ids[: sampling.max_tokens].astype(np.int32) for ids in task.turns]
+        for ask, (_, task) in zip(asks, pairs, strict=True)
+    }
+    return replayed(asks, turns, sampling, scorer, world)
