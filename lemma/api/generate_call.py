@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.api.evaluate_call import Device, EngineName, open_model
-from lemma.api.model_format import format_to_ask_in
+from lemma.api.model_of_run import format_to_ask_in
 from lemma.core.errors import UserError
 from lemma.core.events import Sink, silent
 from lemma.core.ranks import world_size

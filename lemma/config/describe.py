@@ -10,8 +10,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from lemma.config.document import write
-from lemma.config.meanings import meaning_of
-from lemma.config.options import Options
+from lemma.config.options import Options, meaning_of
 from lemma.config.shape import Choice, annotation_of, choice_of, classes_below, words
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from lemma.core import types
 from lemma.core.errors import warn
+from lemma.core.events import counted
 from lemma.core.files import write_whole
-from lemma.core.progress import counted
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
 from lemma.data import (
     choices,

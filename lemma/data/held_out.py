@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from lemma.core.random import key
-from lemma.core.types import Demonstration, Judged, Preference, Problem, content_id
-from lemma.data.readers import problem_of
+from lemma.core.types import Demonstration, Judged, Preference, Problem, content_id, problem_of
 from lemma.data.vary import ORIGIN
 
 T = TypeVar("T")

@@ -12,13 +12,13 @@ import numpy as np
 
 from lemma.core.errors import UserError, warn
 from lemma.core.random import permutation
-from lemma.core.types import Demonstration, Judged, Preference, Problem
+from lemma.core.types import Demonstration, Judged, Preference, Problem, problem_of
 from lemma.data import arithmetic
 from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.columns import with_columns
 from lemma.data.conversations import mark_of_template, word_for_word
 from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
-from lemma.data.readers import Item, problem_of, read_each
+from lemma.data.readers import Item, read_each
 from lemma.data.rows import Row
 from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, stream_rows
 from lemma.data.vary import ORIGIN, unmarked, vary

@@ -11,14 +11,13 @@ from lemma.core.types import Outcome
 from lemma.environments.appworld import AppWorldOptions
 from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
-from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, WorldGone
+from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, SingleTurn, WorldGone
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.openenv import OpenEnv
 from lemma.environments.own_tools import OwnTools
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.reasoning_gym import ReasoningGym
-from lemma.environments.single_turn import SingleTurn
 from lemma.environments.trl_world import TrlWorld
 
 ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(

@@ -249,3 +249,19 @@ SECONDS = 60.0
 
 # Upper estimate of a chat template's tokens between two turns.
 MARKS = 32
+
+
+class SingleTurn(EnvironmentOptions):
+    """One response, scored by the stage's rewards."""
+
+    name: Literal["single_turn"] = "single_turn"
+    """A single response."""
+    turns: int = Field(1, ge=1, le=1)
+    """Always 1."""
+
+    @property
+    def is_single_turn(self) -> bool:
+        return True
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        return problem

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.core.errors import UserError
+from lemma.core.types import problem_of
 from lemma.data.data_options import DataOptions
 from lemma.data.prepared import item_rows, write_rows
-from lemma.data.readers import Item, problem_of
+from lemma.data.readers import Item
 from lemma.evaluation.benchmarks import DATA_SUFFIXES, Benchmark, find_benchmark, load_benchmark
 from lemma.evaluation.repeated import Contamination, check_rows
 

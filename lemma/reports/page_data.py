@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lemma.core.leaves import in_yaml, leaves
+from lemma.config.document import in_yaml, leaves
 from lemma.core.version import lemma_version
 from lemma.planning.planned_memory import planned_gib
 from lemma.reports.run_reader import RunReader

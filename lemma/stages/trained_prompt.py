@@ -16,8 +16,8 @@ from typing import Any
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats import Format
+from lemma.formats.format import PROMPT_FILE
 from lemma.formats.own_prompts import OwnPrompts
-from lemma.runs.prompt_file import PROMPT_FILE
 from lemma.runs.stage import Stage
 
 Systems = Counter[str | None]

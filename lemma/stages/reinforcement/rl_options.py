@@ -123,7 +123,7 @@ class ReinforcementOptions(StageOptions):
     )
     """What replies between the turns of an episode: a name, or a mapping with name and options. Default: nothing, so a
     problem gets one response. The environment's own score is the reward `environment`, and gives the verdict."""
-    rollout: RolloutOptions = RolloutOptions()
+    rollout: RolloutOptions = Field(default_factory=RolloutOptions)
     """How completions are sampled; limits are per turn."""
     batch: RlBatchOptions = RlBatchOptions()
     """Batch sizes."""
