@@ -76,8 +76,7 @@ def _stage(args: argparse.Namespace) -> tuple[Recipe, ReinforcementOptions]:
 
 
 def run_play(args: argparse.Namespace) -> int:
-    from lemma.api.play_call import played
-    from lemma.reports.shown_episode import shown
+    from lemma.api.play_call import played, shown
 
     recipe, options = _stage(args)
     options.environment.check()

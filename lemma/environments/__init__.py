@@ -9,9 +9,16 @@ from lemma.config.registry import Registry, is_place, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome
 from lemma.environments.appworld import AppWorldOptions
-from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
-from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, SingleTurn, WorldGone
+from lemma.environments.environment import (
+    Action,
+    Attempt,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    SingleTurn,
+    WorldGone,
+)
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.openenv import OpenEnv

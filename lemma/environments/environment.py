@@ -14,7 +14,6 @@ from pydantic import Field
 from lemma.config import Options
 from lemma.core.async_calls import Caller
 from lemma.core.types import Finish, Message, Outcome, Problem
-from lemma.environments.attempts import Attempt
 
 if TYPE_CHECKING:
     from lemma.formats import Format
@@ -265,3 +264,14 @@ class SingleTurn(EnvironmentOptions):
 
     def opened(self, problem: Problem, seed: int) -> Problem:
         return problem
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One episode of an evaluation. None is unknown, never a failure."""
+
+    problem: Problem
+    sample: int
+    turns: int
+    success: bool | None
+    reward: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
 from pydantic import Field
@@ -13,7 +14,6 @@ from lemma.core.errors import UserError
 from lemma.core.random import key
 from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import ERROR, Action, Environment, EnvironmentOptions, Observation, WorldGone
-from lemma.environments.websocket import WebSocket
 
 # Seconds for which a session that has just ended may still count on the server, and between attempts.
 PATIENCE, PAUSE = 5.0, 0.1
@@ -21,6 +21,7 @@ FULL = "CAPACITY_REACHED"
 # Errors of an action, after which the session goes on: the policy reads them.
 OF_THE_ACTION = ("VALIDATION_ERROR", "INVALID_JSON", "EXECUTION_ERROR")
 AT_ONCE = 64
+LARGEST = 64 << 20
 
 
 class ServerRefuses(Exception):
@@ -31,6 +32,37 @@ class ServerRefuses(Exception):
         wrong = [f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in fields]
         super().__init__("; ".join([str(data.get("message")), *wrong]))
         self.code = str(data.get("code"))
+
+
+class WebSocket:
+    """One connection: a message and its answer at a time, each with a deadline. Raises `ConnectionError` if the other
+    side is gone or speaks something else, `TimeoutError` if it is late."""
+
+    def __init__(self, url: str, seconds: float):
+        """To ws://host:port/path, or wss:// with TLS."""
+        from websockets.exceptions import WebSocketException
+        from websockets.sync.client import connect
+
+        self._fault, self._opened = WebSocketException, ExitStack()
+        limits: dict[str, Any] = {"open_timeout": seconds, "close_timeout": 1.0, "max_size": LARGEST}
+        try:
+            opening = connect(url, compression=None, proxy=None, ping_interval=None, **limits)
+            self._connection = self._opened.enter_context(opening)
+        except WebSocketException as error:
+            raise ConnectionError(f"no WebSocket there: {error}") from error
+
+    def ask(self, text: str, seconds: float) -> str:
+        """Send a message and wait for the next one, which a server that is full sends unasked, and hangs up."""
+        try:
+            with suppress(self._fault):
+                self._connection.send(text)
+            answer = self._connection.recv(timeout=seconds)
+        except self._fault as error:
+            raise ConnectionError(f"the server ended the connection: {error}") from error
+        return answer if isinstance(answer, str) else answer.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        self._opened.close()
 
 
 class OpenEnvSession(Environment):

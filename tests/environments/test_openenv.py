@@ -17,9 +17,8 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import Action as Said
 from lemma.environments import OpenEnv, WorldGone
-from lemma.environments.openenv import with_field
+from lemma.environments.openenv import WebSocket, with_field
 from lemma.environments.trial import try_out
-from lemma.environments.websocket import WebSocket
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
 from lemma.runs.run import train
@@ -155,8 +154,10 @@ def test_what_is_wrong_with_an_action_is_told_and_the_episode_goes_on(url: str) 
     world.reset(Problem((), id="p"), 0)
     assert "message: Field required" in world.step(Said("1")).text
     world.close()
+    world = OpenEnv(url=url, reset_data={"low": "bad seed"}).make()
     with pytest.raises(WorldGone, match="bad seed"):
-        OpenEnv(url=url, reset_data={"low": "bad seed"}).make().reset(Problem((), id="p"), 0)
+        world.reset(Problem((), id="p"), 0)
+    world.close()
     found = {(one.topic, one.level): one.text for one in try_out(wrong, wrong.problems("train")[:1], 0)}
     assert found["step", "BAD"].startswith("every action is refused: ")
 

@@ -16,8 +16,7 @@ from lemma.environments.appworld.appworld_episode import GRACE_SECONDS, JUDGE_SE
 from lemma.environments.appworld.appworld_tasks import AppTask, check_data, load_split
 from lemma.environments.appworld.runner_client import OPEN_SECONDS, START_SECONDS, RunnerSettings, begin
 from lemma.environments.appworld.task_worth import Worth, goal_completion
-from lemma.environments.attempts import Attempt
-from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
+from lemma.environments.environment import Attempt, Deadlines, Environment, EnvironmentOptions
 
 
 class AppWorldOptions(EnvironmentOptions):

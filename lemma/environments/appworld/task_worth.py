@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lemma.core.types import Outcome
-from lemma.environments.attempts import Attempt
+from lemma.environments.environment import Attempt
 
 Worth = Literal["tests", "success", "compat"]
 # What the public PPO system pays for a task that its agent calls complete, whatever the tests say.
