@@ -89,7 +89,7 @@ def _names() -> str:
 
     lists: dict[str, Iterable[str]] = {
         "benchmarks": BENCHMARKS, "formats": FORMATS, "graders": ["lemma", *COMPAT], "presets": PRESETS,
-        "environments": [name for name in ENVIRONMENTS if name != "single_turn"],
+        "environments": [name for name in ENVIRONMENTS.everything() if name != "single_turn"],
     }  # fmt: skip
     return "\n".join(f"{what}: {', '.join(names)}" for what, names in lists.items()) + "\n"
 

@@ -114,7 +114,7 @@ def on_ranks(
 
 def on_ray(arguments: Sequence[str], ranks: int | None, device: str | None, engine: str) -> int:
     """Do this command on a Ray cluster, one rank for each of its GPUs or so many."""
-    from lemma.cluster.ray_launch import RayJobSpec, launch_on_ray
+    from lemma.plugins.ray.ray_launch import RayJobSpec, launch_on_ray
 
     if ranks is not None:
         _check_count(ranks)

@@ -11,7 +11,7 @@ from lemma.data.data_options import DataOptions, SourceOptions
 from lemma.data.load_rows import read_source
 from lemma.data.sources import ARITHMETIC, files_of
 from lemma.formats.encode import encode_prompt
-from lemma.models.gguf_file import find_gguf
+from lemma.models.places import find_gguf
 from lemma.recipe import Recipe
 
 WRAPPED = "as the format writes them"

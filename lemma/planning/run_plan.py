@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lemma.cluster.foreign_configs import read_foreign
 from lemma.core.errors import UserError
 from lemma.engines.vllm.vllm_options import VllmOptions, head_refusal
 from lemma.formats.chat import ChatFormat
@@ -73,6 +72,8 @@ def preflight_warnings(recipe: Recipe, names: Sequence[str]) -> list[str]:
 def foreign_sentences(recipe: Recipe) -> list[str]:
     """What a recipe's `cluster.config` says in vain, and, where it names none, what `accelerate launch` was told."""
     if recipe.cluster.config:
+        from lemma.plugins.foreign_configs.foreign_configs import read_foreign
+
         return read_foreign(recipe.cluster.config).sentences(recipe.model_dump(mode="json"))
     told = [system for system in ("FSDP", "DeepSpeed") if os.environ.get(f"ACCELERATE_USE_{system.upper()}") == "true"]
     return [

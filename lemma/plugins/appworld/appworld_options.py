@@ -11,12 +11,12 @@ from pydantic import Field
 
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
-from lemma.environments.appworld.agents import Agent, first_prompt
-from lemma.environments.appworld.appworld_episode import GRACE_SECONDS, JUDGE_SECONDS, TASK, AppWorldEpisode
-from lemma.environments.appworld.appworld_tasks import AppTask, check_data, load_split
-from lemma.environments.appworld.runner_client import OPEN_SECONDS, START_SECONDS, RunnerSettings, begin
-from lemma.environments.appworld.task_worth import Worth, goal_completion
 from lemma.environments.environment import Attempt, Deadlines, Environment, EnvironmentOptions
+from lemma.plugins.appworld.agents import Agent, first_prompt
+from lemma.plugins.appworld.appworld_episode import GRACE_SECONDS, JUDGE_SECONDS, TASK, AppWorldEpisode
+from lemma.plugins.appworld.appworld_tasks import AppTask, check_data, load_split
+from lemma.plugins.appworld.runner_client import OPEN_SECONDS, START_SECONDS, RunnerSettings, begin
+from lemma.plugins.appworld.task_worth import Worth, goal_completion
 
 
 class AppWorldOptions(EnvironmentOptions):

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from lemma.core.errors import UserError
-from lemma.models.gguf_tokenizer import RULES, build_tokenizer
+from lemma.plugins.gguf.gguf_tokenizer import RULES, build_tokenizer
 
 ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 # Text in which every way of cutting words shows itself.

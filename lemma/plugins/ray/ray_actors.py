@@ -57,7 +57,7 @@ class ProcessActor:
         own = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self._log.parent), PARENT_VARIABLE: str(os.getpid())}
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lemma.cluster.ray_rank", module, *arguments],
+                [sys.executable, "-m", "lemma.plugins.ray.ray_rank", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
-from lemma.environments.appworld import AppWorldOptions
 from lemma.environments.environment import Action
+from lemma.plugins.appworld import AppWorldOptions
 
 LOOK = "```python\nprint(apis.supervisor.show_active_task()['instruction'])\n```"
 PEEK = (

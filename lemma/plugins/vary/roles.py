@@ -12,8 +12,19 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from lemma.data.marks import Exact, Number, Sum, Tree, Working, last_result, numbers_in, quotient, value_of, working_of
-from lemma.data.quantities import constants, counted, shares, unit_constants
+from lemma.plugins.vary.marks import (
+    Exact,
+    Number,
+    Sum,
+    Tree,
+    Working,
+    last_result,
+    numbers_in,
+    quotient,
+    value_of,
+    working_of,
+)
+from lemma.plugins.vary.quantities import constants, counted, shares, unit_constants
 
 ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
 SUFFIX = re.compile(r"(?:k?g|mg|[ckm]?m|oz|m?[lL]|lbs?|mph|kph|ft|in|hrs?|mins?|[GMT]B|gb|k[wW]h|[CF])\b")

@@ -19,12 +19,11 @@ import numpy as np
 
 from lemma.core.random import stream
 from lemma.core.types import Demonstration, Message, Problem
-from lemma.data.marks import Exact, holds, quotient, value_of, without_marks
+from lemma.data.held_out import ORIGIN
 from lemma.data.readers import Item
-from lemma.data.roles import NumberPlace, Plan, Symbol, Template, Unclear, decimals_of, plan_of
+from lemma.plugins.vary.marks import Exact, holds, quotient, value_of, without_marks
+from lemma.plugins.vary.roles import NumberPlace, Plan, Symbol, Template, Unclear, decimals_of, plan_of
 
-ORIGIN = "varied_from"
-"""Key in `extra` under which a varied problem keeps the id of its original."""
 DRAWS = (256, 4096, 16384)
 """How many draws are tested together; more if too few pass."""
 FEW = 2048
@@ -34,8 +33,6 @@ ENOUGH = 10
 STEPS = 10_000
 """Maximum number of values that a number may take."""
 NEAR = 1e-6
-VARIED = re.compile(r"~\d+$")
-"""How the id of a varied problem ends."""
 TOO_LONG = re.compile(r"\d(?:,?\d){11}")
 """Numbers that floating point can no longer tell apart."""
 
@@ -77,11 +74,6 @@ def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
         if len(variants) == count:
             break
     return list(variants.values())
-
-
-def origin_of(problem_id: str) -> str:
-    """The id of the original of a varied problem, from its id alone; any other problem's own id."""
-    return VARIED.sub("", problem_id)
 
 
 def unmarked(item: Item) -> Item:

@@ -20,9 +20,9 @@ from typing import Any
 
 from lemma.cluster.launching import FreshStart, progress
 from lemma.cluster.rank_watch import LOST
-from lemma.cluster.ray_actors import Home, ProcessActor
 from lemma.core.errors import UserError
 from lemma.core.ranks import KEY_VARIABLE as RANKS_KEY
+from lemma.plugins.ray.ray_actors import Home, ProcessActor
 
 POLL_SECONDS = 0.5
 CAUSE_SECONDS = 2.0  # until the rank that failed first can be told from those that lost it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.models.places import GGUF_MAGIC
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
 FLOAT32 = 0
 ALIGNMENT = 32
-MANY = 8
-PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-# A vision encoder may lie next to a language model.
-OTHER_PARTS = "mmproj"
 
 
 @dataclass(frozen=True)
@@ -61,33 +56,6 @@ class Header:
         return values
 
 
-def find_gguf(path: str | Path) -> Path | None:
-    """The GGUF file that a path names: itself, or the only one in a folder."""
-    place = Path(path).expanduser()
-    if place.is_file():
-        if place.suffix != ".gguf" and not _has_magic(place):
-            raise UserError(f"{path} is a file, not a model", fix="give a folder with a config.json, or a .gguf file")
-        files = [place]
-    else:
-        files = sorted(file for file in place.glob("*.gguf") if not file.name.startswith(OTHER_PARTS))
-    if not files:
-        return None
-    parts = PART.search(files[0].name)
-    if parts and parts[1] != "00001":
-        raise UserError(
-            f"{files[0]} is one of {int(parts[1])} pieces", fix="put them together with `llama-gguf-split --merge`"
-        )
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files[:MANY]) + (", ..." if len(files) > MANY else "")
-        raise UserError(f"the folder {path} holds {len(files)} models: {names}", fix=f"name one, such as {files[0]}")
-    return files[0]
-
-
-def _has_magic(file: Path) -> bool:
-    with file.open("rb") as handle:
-        return handle.read(len(MAGIC)) == MAGIC
-
-
 def read_header(file: Path) -> Header:
     """The metadata and the list of tensors of a file; whatever is wrong with it is said in one sentence. Not to be
     changed: callers share it."""
@@ -102,7 +70,7 @@ def read_header(file: Path) -> Header:
 def _read_header(file: Path, version: tuple[int, ...]) -> Header:
     try:
         with file.open("rb") as handle:
-            if handle.read(len(MAGIC)) != MAGIC:
+            if handle.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
                 raise UserError(f"{file} is not a GGUF file", fix="give a folder with a config.json, or a .gguf file")
             with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as blob:
                 return _header(file, _Reader(blob))
@@ -145,7 +113,7 @@ class _Reader:
     """Values one after the other. Invariant: `place` is where the next one begins."""
 
     def __init__(self, blob: mmap.mmap):
-        self.blob, self.place, self.size = blob, len(MAGIC), len(blob)
+        self.blob, self.place, self.size = blob, len(GGUF_MAGIC), len(blob)
 
     def numbers(self, layout: str) -> tuple[Any, ...]:
         values = struct.unpack_from(layout, self.blob, self.place)

@@ -18,8 +18,8 @@ import torch
 from lemma.core.deadlines import Overdue, cpu_limit
 from lemma.core.errors import UserError
 from lemma.core.files import AT_ONCE
-from lemma.models.gguf_file import FLOAT32, Header, damaged, ends_of_turns, read_header
-from lemma.models.gguf_tokenizer import build_tokenizer
+from lemma.plugins.gguf.gguf_file import FLOAT32, Header, damaged, ends_of_turns, read_header
+from lemma.plugins.gguf.gguf_tokenizer import build_tokenizer
 
 # Architectures whose configuration is their row of transformers' table and nothing more; the others are read by
 # transformers itself, which takes many seconds for a large vocabulary.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lemma.cluster.deepspeed_config import OFFLOAD, from_accelerate
-from lemma.cluster.foreign_mapping import (
+from lemma.core.errors import UserError
+from lemma.plugins.foreign_configs.deepspeed_config import OFFLOAD, from_accelerate
+from lemma.plugins.foreign_configs.foreign_mapping import (
     CHECKPOINTING,
     COMPILE,
     DEVICE,
@@ -16,7 +17,6 @@ from lemma.cluster.foreign_mapping import (
     Mapped,
     is_on,
 )
-from lemma.core.errors import UserError
 
 DATA_PARALLEL = {"NO", "MULTI_GPU", "MULTI_CPU"}
 PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}

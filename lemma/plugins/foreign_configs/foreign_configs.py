@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lemma.cluster.accelerate_config import FSDP_KEYS, STRATEGIES, read_accelerate, read_fsdp
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.cluster.deepspeed_config import read_deepspeed
-from lemma.cluster.foreign_mapping import Mapped, Place
 from lemma.config import Options
 from lemma.config.document import read
 from lemma.config.load import load_values
 from lemma.core.errors import UserError
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.model_options import ModelOptions
+from lemma.plugins.foreign_configs.accelerate_config import FSDP_KEYS, STRATEGIES, read_accelerate, read_fsdp
+from lemma.plugins.foreign_configs.deepspeed_config import read_deepspeed
+from lemma.plugins.foreign_configs.foreign_mapping import Mapped, Place
 
 # The key of `batch` that counts the examples of a step, by the kind of a stage.
 STEP_KEYS = {"supervised": "sequences", "preference": "examples"}

@@ -1,6 +1,6 @@
 """What an actor of Ray runs: a module of Python, as `python -m` would, that ends when the actor does.
 
-python -m lemma.cluster.ray_rank MODULE ARGUMENT...
+python -m lemma.plugins.ray.ray_rank MODULE ARGUMENT...
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.appworld.agents import NO_CODE, code_of, heard, rebuilt_prompt
-from lemma.environments.appworld.appworld_tasks import load_task
-from lemma.environments.appworld.runner_client import OPEN_SECONDS, RemoteWorld
-from lemma.environments.appworld.task_worth import outcome, tests_of
 from lemma.environments.environment import Action, Environment, Observation, WorldGone
+from lemma.plugins.appworld.agents import NO_CODE, code_of, heard, rebuilt_prompt
+from lemma.plugins.appworld.appworld_tasks import load_task
+from lemma.plugins.appworld.runner_client import OPEN_SECONDS, RemoteWorld
+from lemma.plugins.appworld.task_worth import outcome, tests_of
 
 if TYPE_CHECKING:
-    from lemma.environments.appworld.appworld_options import AppWorldOptions
+    from lemma.plugins.appworld.appworld_options import AppWorldOptions
 
 TASK = "appworld_task"
 JUDGE_SECONDS = 60.0

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from lemma.environments.appworld.appworld_tasks import AppTask
+from lemma.plugins.appworld.appworld_tasks import AppTask
 
 Agent = Literal["conversation", "rebuilt"]
 

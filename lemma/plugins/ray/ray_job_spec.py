@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemma.cluster.ray_launch import RayJobSpec
 from lemma.engines.vllm.vllm_options import VllmOptions
+from lemma.plugins.ray.ray_launch import RayJobSpec
 
 if TYPE_CHECKING:
     from lemma.recipe import Recipe

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lemma.cluster.foreign_mapping import AUTO, CLIP, PRECISION, RANKS, SHARD, STEP, Mapped, is_on
 from lemma.core.errors import UserError
+from lemma.plugins.foreign_configs.foreign_mapping import AUTO, CLIP, PRECISION, RANKS, SHARD, STEP, Mapped, is_on
 
 STAGES = {0: "none", 1: "optimiser", 2: "gradients", 3: "weights"}
 OFFLOAD = "has no counterpart: Lemma keeps everything on the GPUs; take more ranks, or split more with `cluster.shard`"

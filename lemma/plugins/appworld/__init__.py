@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lemma.environments.appworld.appworld_options import AppWorldOptions
+from lemma.plugins.appworld.appworld_options import AppWorldOptions
 
 __all__ = ["AppWorldOptions"]
