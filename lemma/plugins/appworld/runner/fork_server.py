@@ -24,7 +24,7 @@ import tempfile
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-for folder in ("../../confined", "../../../children"):
+for folder in ("../../../environments/confined", "../../../children"):
     sys.path.append(os.path.normpath(os.path.join(HERE, folder)))
 import child_frames  # noqa: E402
 import confinement  # noqa: E402
