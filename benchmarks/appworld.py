@@ -20,7 +20,7 @@ from time import perf_counter
 
 from lemma.core.types import Problem
 from lemma.environments import Action, AppWorldOptions
-from lemma.environments.appworld.runner_client import stop_all
+from lemma.plugins.appworld.runner_client import stop_all
 
 RESULTS = Path(__file__).resolve().parent / "results" / "appworld.md"
 PROGRAMS = (

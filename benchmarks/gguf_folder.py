@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from lemma.models.gguf import load_tokenizer, load_weights, set_ends
+from lemma.plugins.gguf.gguf import load_tokenizer, load_weights, set_ends
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from pydantic_core import InitErrorDetails
 from lemma.algorithms import ALGORITHMS
 from lemma.algorithms.preference import PREFERENCE_ALGORITHMS
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.cluster.foreign_configs import fill
 from lemma.config import Options
 from lemma.config.document import write
 from lemma.config.load import load
@@ -87,8 +86,11 @@ class Recipe(Options):
     def _from_another_system(cls, data: Any) -> Any:
         """What `cluster.config` says takes the place of what is not written here."""
         cluster = data.get("cluster") if isinstance(data, dict) else None
-        is_asked = isinstance(cluster, dict) and cluster.get("config")
-        return fill(data, _kind_of) if is_asked else data
+        if not (isinstance(cluster, dict) and cluster.get("config")):
+            return data
+        from lemma.plugins.foreign_configs.foreign_configs import fill
+
+        return fill(data, _kind_of)
 
     @field_validator("stages", mode="before")
     @classmethod

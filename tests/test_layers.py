@@ -35,6 +35,19 @@ LAYERS = [
     {"__main__"},
 ]
 NEIGHBOURS: set[tuple[str, str]] = set()
+# What a plugin is a component of: it may use what that package may use.
+PLUGINS = {
+    "appworld": "environments",
+    "foreign_configs": "cluster",
+    "gguf": "models",
+    "mlflow": "reporting",
+    "openenv": "environments",
+    "ray": "cluster",
+    "reasoning_gym": "environments",
+    "trackio": "reporting",
+    "trl_world": "environments",
+    "vary": "data",
+}
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 OPTIONAL = {
@@ -71,8 +84,16 @@ def module_of(path: Path) -> str:
 
 
 def package_of(module: str) -> str | None:
+    """The package of a module; of a plugin, the one that it belongs to."""
     parts = module.split(".")
+    if parts[:2] == ["lemma", "plugins"]:
+        return PLUGINS[parts[2]] if len(parts) > 2 else None
     return parts[1] if parts[0] == "lemma" and len(parts) > 1 else None
+
+
+def plugin_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["lemma", "plugins"] and len(parts) > 2 else None
 
 
 def imports(tree: ast.AST, *, only_module_level: bool = False) -> Iterator[tuple[str, int]]:
@@ -106,6 +127,16 @@ def layer_faults(module: str, source: str) -> list[str]:
     return faults
 
 
+def plugin_faults(module: str, source: str) -> list[str]:
+    """Plugins that a module from outside of them imports before somebody has named them."""
+    found = ((plugin_of(name), line) for name, line in imports(ast.parse(source), only_module_level=True))
+    return [
+        f"{module}, line {line}: import the plugin {plugin} inside the function that needs it"
+        for plugin, line in found
+        if plugin is not None and plugin != plugin_of(module)
+    ]
+
+
 def optional_faults(module: str, source: str) -> list[str]:
     faults = []
     for imported, line in imports(ast.parse(source), only_module_level=True):
@@ -129,6 +160,11 @@ def test_imports_go_down_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_plugins_are_not_imported_on_the_common_path(path: Path) -> None:
+    assert plugin_faults(module_of(path), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_optional_dependencies_stay_in_their_own_modules(path: Path) -> None:
     assert optional_faults(module_of(path), path.read_text(encoding="utf-8")) == []
 
@@ -141,6 +177,9 @@ def test_optional_dependencies_stay_in_their_own_modules(path: Path) -> None:
         ("lemma.models.load_model", "from lemma import grading"),
         ("lemma.runs.run", "from lemma.recipe import Recipe"),
         ("lemma.reporting.sinks", "import lemma.cli.train"),
+        ("lemma.plugins.openenv", "from lemma.rollouts import play"),
+        ("lemma.plugins.vary.vary", "from lemma.models.policy import Policy"),
+        ("lemma.data.load_rows", "def f():\n    from lemma.plugins.gguf import gguf"),
     ],
 )
 def test_an_import_upwards_is_found(module: str, source: str) -> None:
@@ -195,6 +234,13 @@ def test_an_algorithm_is_a_page() -> None:
     assert len(lengths) >= 16
     assert {name: length for name, length in lengths.items() if length > 80} == {}
     assert lengths["grpo"] <= 60
+
+
+def test_early_imports_of_plugins_are_found() -> None:
+    assert plugin_faults("lemma.environments", "from lemma.plugins.openenv import OpenEnv")
+    assert plugin_faults("lemma.plugins.trackio", "from lemma.plugins import mlflow")
+    assert not plugin_faults("lemma.environments", "def f():\n from lemma.plugins.openenv import OpenEnv")
+    assert not plugin_faults("lemma.plugins.gguf.gguf", "from lemma.plugins.gguf.gguf_file import Header")
 
 
 def test_optional_imports_are_found() -> None:

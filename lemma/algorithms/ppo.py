@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import AlgorithmState
 from lemma.algorithms.parts import ppo_options as parts
@@ -37,7 +37,7 @@ class Ppo(parts.CriticOptions, parts.RewardKlOptions, ClipOptions, PolicyGradien
     group_size: GroupSize = 1
     epochs: Epochs = 4
     normalise: Normalise = "token"
-    compat: parts.PpoCompat = parts.PpoCompat()
+    compat: parts.PpoCompat = Field(default_factory=parts.PpoCompat)
     """Details of published runs."""
 
     compares: ClassVar[bool] = False

@@ -73,7 +73,7 @@ def evaluate(
     measured in place of the final model. Results go into `out`, by default a folder
     below `evaluations/` that belongs to these arguments.
     """
-    from lemma.api.checkpoint_model import model_at
+    from lemma.api.model_of_run import model_at
 
     check_not_imported("lemma.evaluate")
     told = checked_settings(settings)
@@ -125,7 +125,7 @@ def evaluation_task(
 
 def measure(task: EvalTask, sink: Sink) -> Evaluation:
     """Load the model, ask it in the format that is named or its own, and give its memory back."""
-    from lemma.api.model_format import format_of_model
+    from lemma.api.model_of_run import format_of_model
     from lemma.environments.env_pool import EnvPool
     from lemma.evaluation.evaluator import evaluate as evaluate_policy
     from lemma.models.places import TINY, resolve
@@ -162,7 +162,7 @@ def measure(task: EvalTask, sink: Sink) -> Evaluation:
 def checked_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = str) -> EvalSettings:
     """The settings, or one sentence about what cannot be, before anything is loaded."""
     from lemma.environments.choosing import find_environment
-    from lemma.evaluation.rescore import check_graders
+    from lemma.evaluation.eval_settings import check_graders
     from lemma.formats import make_format
 
     if values.get("data_dir") is not None:
@@ -180,7 +180,7 @@ def checked_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = st
 def as_in_run(settings: EvalSettings, named: Any, model: str, sink: Sink) -> EvalSettings:
     """An environment that is named without options is played as in the run of the model, where it has one of its own
     of that name."""
-    from lemma.api.model_format import recipe_of_model
+    from lemma.api.model_of_run import recipe_of_model
 
     recipe = recipe_of_model(model) if isinstance(named, str) and not named.endswith((".yaml", ".yml")) else None
     if recipe is None:

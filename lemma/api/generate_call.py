@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.api.evaluate_call import Device, EngineName, open_model
-from lemma.api.model_format import format_to_ask_in
+from lemma.api.model_of_run import format_to_ask_in
 from lemma.core.errors import UserError
 from lemma.core.events import Sink, silent
-from lemma.core.ranks import world_size
+from lemma.core.ranks import gather_to_leader, own_slots, slots, together, world_size
 from lemma.core.roll_call import check_alike
 from lemma.core.types import Message, Problem, content_id
+from lemma.engines.protocol import Completion, Engine, Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,3 +192,30 @@ def _check(samples: int, temperature: float, top_p: float, max_tokens: int) -> N
         raise UserError("samples at temperature 0 are all the same", fix="raise temperature, or write samples=1")
     if not 0 < top_p <= 1:
         raise UserError(f"top_p is {top_p}", fix="write a number above 0 and up to 1")
+
+
+PLACE = "completions"
+
+
+def sharded_completions(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
+    """The completions of all requests, as each finishes. With several ranks the first one gets them once all are
+    finished, and the others get none; the slot of a request depends on its index only."""
+    if slots() == 1:
+        yield from _completions(engine, requests)
+        return
+    mine: list[Completion] = []
+
+    def own_part() -> None:
+        for slot in own_slots():
+            with engine.slot(slot):
+                mine.extend(_completions(engine, requests[slot :: slots()]))
+
+    together(own_part, PLACE)
+    for part in gather_to_leader(mine, PLACE):
+        yield from part
+
+
+def _completions(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
+    for request in requests:
+        engine.submit(request)
+    yield from engine.completions()

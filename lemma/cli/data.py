@@ -91,7 +91,7 @@ def _options(args: argparse.Namespace, source: str | None = None) -> DataOptions
 
     from lemma.config.document import Document, Place
     from lemma.config.explain import explain
-    from lemma.config.overrides import apply
+    from lemma.config.load import apply
     from lemma.data.data_options import DataOptions
 
     given = {name: getattr(args, name) for name in ("reader", "split", "config") if getattr(args, name) is not None}

@@ -76,8 +76,7 @@ def _stage(args: argparse.Namespace) -> tuple[Recipe, ReinforcementOptions]:
 
 
 def run_play(args: argparse.Namespace) -> int:
-    from lemma.api.play_call import played
-    from lemma.reports.shown_episode import shown
+    from lemma.api.play_call import played, shown
 
     recipe, options = _stage(args)
     options.environment.check()
@@ -90,7 +89,7 @@ def run_play(args: argparse.Namespace) -> int:
 
 
 def run_setup(args: argparse.Namespace) -> int:
-    from lemma.environments.appworld.appworld_setup import data_advice, set_up
+    from lemma.plugins.appworld.appworld_setup import data_advice, set_up
 
     root = Path(args.dir).expanduser()
     venv = root / "venv"
@@ -105,7 +104,7 @@ def run_setup(args: argparse.Namespace) -> int:
 
 def run_test(args: argparse.Namespace) -> int:
     if args.recipe == "appworld":
-        from lemma.environments.appworld.appworld_trial import options_of, try_appworld
+        from lemma.plugins.appworld.appworld_trial import options_of, try_appworld
 
         good = True
         for is_right, line in try_appworld(options_of(args.overrides)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lemma.cli.parser import Parser, add_ranks, named
-from lemma.config.meanings import meaning_of
+from lemma.config.options import meaning_of
 from lemma.config.shape import branches
 from lemma.core.errors import UserError
 from lemma.evaluation.eval_settings import EvalSettings
@@ -89,7 +89,7 @@ def _names() -> str:
 
     lists: dict[str, Iterable[str]] = {
         "benchmarks": BENCHMARKS, "formats": FORMATS, "graders": ["lemma", *COMPAT], "presets": PRESETS,
-        "environments": [name for name in ENVIRONMENTS if name != "single_turn"],
+        "environments": [name for name in ENVIRONMENTS.everything() if name != "single_turn"],
     }  # fmt: skip
     return "\n".join(f"{what}: {', '.join(names)}" for what, names in lists.items()) + "\n"
 
@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Benchmark], engine: EngineName) -> int:
     """Measure, alone or with the other ranks; the first one shows the numbers."""
-    from lemma.api.checkpoint_model import model_at
     from lemma.api.evaluate_call import evaluation_task, measure
+    from lemma.api.model_of_run import model_at
     from lemma.core.events import silent
     from lemma.core.ranks import is_leader, leader_first
     from lemma.evaluation.lenient import hints
@@ -162,7 +162,7 @@ def _check_rescore(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """What cannot be, before problems are loaded."""
-    from lemma.api.checkpoint_model import is_checkpoint
+    from lemma.api.model_of_run import is_checkpoint
     from lemma.models.places import TINY, resolve
 
     if args.model is None:

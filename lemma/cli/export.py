@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"{run_dir} is not the folder of a run", fix="give the folder that `run.dir` of the recipe names"
         )
-    from lemma.models.gguf_writing import gguf_package, write_gguf
+    from lemma.plugins.gguf.gguf_writing import gguf_package, write_gguf
     from lemma.recipe import load_recipe
     from lemma.runs.exporting import export_model
     from lemma.runs.publishing_model import finish_export, push

@@ -134,7 +134,7 @@ def _streams(args: argparse.Namespace) -> bool:
 def _answer(asker: Asker, problems: list[Problem], args: argparse.Namespace) -> None:
     """Print the answers in the order of the questions, each as soon as it and those before it are there; on several
     ranks, the first one prints when all are there."""
-    from lemma.engines.sharded_requests import sharded_completions
+    from lemma.api.generate_call import sharded_completions
 
     requests = [_request(asker, problem, args) for problem in problems]
     asker.check_alike(requests)

@@ -43,8 +43,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lemma.evaluation.answer_file import as_fields, grade_all, output, pair, read_rows
-    from lemma.evaluation.eval_settings import OURS
-    from lemma.evaluation.rescore import check_graders
+    from lemma.evaluation.eval_settings import OURS, check_graders
     from lemma.grading import Rules
 
     if options.workers < 1:

@@ -144,7 +144,7 @@ def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
 def _format(args: argparse.Namespace, tokenizer: Any) -> Format:
     """The format that is named, or the run's own, or the tokenizer's own template with nothing added; without one, the
     format for models that know no chats."""
-    from lemma.api.model_format import format_to_ask_in
+    from lemma.api.model_of_run import format_to_ask_in
 
     fmt, is_chosen = format_to_ask_in(args.model, tokenizer, args.format or None, args.system)
     if is_chosen or not getattr(tokenizer, "chat_template", None):

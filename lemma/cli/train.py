@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
             wanted_stages = ", ".join(_wanted_stages(recipe, args.skip, args.only))
             print(f"{args.recipe}: {wanted_stages}; the run is in {recipe.run.dir}", flush=True)
     if args.ray:
-        from lemma.cluster.ray_job_spec import job_spec_of
-        from lemma.cluster.ray_launch import launch_on_ray
+        from lemma.plugins.ray.ray_job_spec import job_spec_of
+        from lemma.plugins.ray.ray_launch import launch_on_ray
 
         arguments = _arguments(args, str(Path(args.recipe).resolve()))
         return launch_on_ray(job_spec_of(recipe, arguments, args.ranks, fresh=args.fresh))

@@ -22,8 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from lemma.config.document import leaves
 from lemma.core.errors import UserError
-from lemma.core.leaves import leaves
 from lemma.core.version import installed_version
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")

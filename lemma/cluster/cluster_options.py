@@ -58,6 +58,14 @@ class ClusterOptions(Options):
                 fix=f"write --ranks {self.speakers + 1} or more",
             )
 
+    def check_alone(self) -> None:
+        """Refuse speakers where there is one process."""
+        if self.speakers:
+            raise UserError(
+                f"cluster.speakers is {self.speakers}, and there is one process",
+                fix=f"start {self.speakers + 1} ranks or more, or write `speakers: 0`",
+            )
+
     @model_validator(mode="after")
     def _somebody_learns(self) -> ClusterOptions:
         if self.ranks is not None and self.speakers >= self.ranks:

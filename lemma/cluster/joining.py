@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from lemma.cluster.arrival import LOCAL, LOOK_SECONDS, Lobby, address_of_name, agreed_start, arrived, on_loopback
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.cluster.rank_key import shared_key
 from lemma.cluster.rank_watch import LOST, RankLost, RankWatch, reason_of, say_loss
 from lemma.core.errors import UserError
-from lemma.core.ranks import RankWorld, gather_over_ranks, joined
+from lemma.core.ranks import (
+    KEY_VARIABLE,
+    RankPlace,
+    RankWorld,
+    gather_over_ranks,
+    joined,
+    number_of_environment,
+    place_of,
+)
 from lemma.core.roll_call import roll_call
 
 # How long ranks wait for those that are not there yet: with other machines, and at least with one launcher, which
@@ -39,39 +46,6 @@ _rendezvous_started = False
 """Whether this rank has gone to meet the others."""
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """What the environment says about this process among the others."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-
-def place_of() -> RankPlace | None:
-    """This rank; None where nobody said that there are others."""
-    size = _whole_number("WORLD_SIZE", "1")
-    if size < 2:
-        return None
-    rank = _whole_number("RANK")
-    if not 0 <= rank < size:
-        raise UserError(f"RANK is {rank}, and WORLD_SIZE is {size}", fix="start with torchrun, or remove WORLD_SIZE")
-    return RankPlace(rank, size, _whole_number("LOCAL_RANK", "0"), _whole_number("LOCAL_WORLD_SIZE", "1"))
-
-
-def _whole_number(name: str, default: str | None = None) -> int:
-    """A number of the environment."""
-    text = os.environ.get(name, default)
-    try:
-        return int(text or "")
-    except ValueError:
-        is_there = "is missing" if text is None else f"is '{text}', not a number"
-        raise UserError(
-            f"{name} {is_there} in the environment", fix="start with torchrun, or remove WORLD_SIZE"
-        ) from None
-
-
 @contextmanager
 def member(
     options: ClusterOptions, device: str, settings: Mapping[str, Any] | None = None, folder: Path | None = None
@@ -82,11 +56,7 @@ def member(
     """
     place = place_of()
     if place is None:
-        if options.speakers:
-            raise UserError(
-                f"cluster.speakers is {options.speakers}, and there is one process",
-                fix=f"start {options.speakers + 1} ranks or more, or write `speakers: 0`",
-            )
+        options.check_alone()
         yield RankWorld()
         return
     import torch.distributed as dist
@@ -131,7 +101,7 @@ def _reached(store: Any, place: RankPlace, settings: Mapping[str, Any], device: 
     if "LEMMA_MEETING" in os.environ:
         return on_loopback()
     lobby = Lobby(PrefixStore("arrival", store), place.rank, place.size, START_SECONDS)
-    return arrived(lobby, os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT"), settings, _has_gpu(device))
+    return arrived(lobby, os.environ["MASTER_ADDR"], number_of_environment("MASTER_PORT"), settings, _has_gpu(device))
 
 
 def _start_seconds(options: ClusterOptions) -> float:
@@ -182,7 +152,7 @@ def _local_store(port: int, limit: timedelta) -> Any:
 
 def _meeting_point() -> tuple[str, int]:
     """The address and the port that the environment names."""
-    address, port = os.environ.get("MASTER_ADDR", ""), _whole_number("MASTER_PORT")
+    address, port = os.environ.get("MASTER_ADDR", ""), number_of_environment("MASTER_PORT")
     if not address:
         raise UserError("MASTER_ADDR is missing in the environment", fix="start with torchrun")
     if not 0 < port < 2**16:
@@ -296,3 +266,28 @@ def _take_gpu(place: RankPlace, device: str) -> bool:
     count = torch.cuda.device_count()
     torch.cuda.set_device(place.local_rank % count)
     return place.local_size <= count
+
+
+def shared_key() -> bytes:
+    """The key that a launcher or the user gave, else the one in the user's home, which is made where there is none."""
+    given = os.environ.get(KEY_VARIABLE)
+    return given.encode() if given else _key_of_home()
+
+
+def _key_of_home() -> bytes:
+    file = Path(os.environ.get("LEMMA_CACHE") or "~/.cache/lemma").expanduser() / "ranks.key"
+    try:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            whole = file.with_name(f"ranks-{secrets.token_hex(8)}.key")
+            with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+                opened.write(secrets.token_hex(32))
+            with suppress(FileExistsError):  # another rank was first
+                os.link(whole, file)
+            whole.unlink()
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"the key of the ranks cannot be kept in {file} ({error.strerror})",
+            fix=f"set {KEY_VARIABLE} to the same secret for all ranks",
+        ) from error

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.cluster.joining import member, place_of
+from lemma.cluster.joining import member
 from lemma.cluster.launching import Launcher
 from lemma.cluster.rank_watch import LOST, RankLost, say_loss
 from lemma.core.errors import UserError, warnings_said
-from lemma.core.ranks import RankWorld, is_leader, use_slots, world_size
+from lemma.core.ranks import RankWorld, is_leader, place_of, use_slots, world_size
 
 if TYPE_CHECKING:
     from lemma.recipe import Recipe
@@ -53,6 +53,9 @@ def as_rank(
     settings and see the same run folder."""
     number = int(os.environ["RANK"]) if is_a_rank() else 0
     try:
+        if place_of() is None:
+            cluster.check_alone()
+            return work(RankWorld())
         with member(cluster, device, settings, folder) as world:
             return work(world)
     except RankLost as error:
@@ -111,7 +114,7 @@ def on_ranks(
 
 def on_ray(arguments: Sequence[str], ranks: int | None, device: str | None, engine: str) -> int:
     """Do this command on a Ray cluster, one rank for each of its GPUs or so many."""
-    from lemma.cluster.ray_launch import RayJobSpec, launch_on_ray
+    from lemma.plugins.ray.ray_launch import RayJobSpec, launch_on_ray
 
     if ranks is not None:
         _check_count(ranks)

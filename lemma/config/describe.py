@@ -10,8 +10,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from lemma.config.document import write
-from lemma.config.meanings import meaning_of
-from lemma.config.options import Options
+from lemma.config.options import Options, meaning_of
 from lemma.config.shape import Choice, annotation_of, choice_of, classes_below, words
 
 
@@ -69,7 +68,7 @@ def _tag(annotation: Any, options: type[Options]) -> str | None:
     """The name under which a registry knows a class, however deep in the annotation it stands."""
     choice = choice_of(annotation)
     if choice is not None:
-        return next(f"{choice.by}: {tag}" for tag, known in choice.registry.items() if known is options)
+        return next(f"{choice.by}: {tag}" for tag, known in choice.everything().items() if known is options)
     inner = (_tag(part, options) for part in getattr(annotation, "__args__", ()))
     return next((tag for tag in inner if tag is not None), None)
 

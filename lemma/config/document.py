@@ -342,3 +342,20 @@ def _look_above(lines: list[str], line: int, column: int, problem: str, fix: str
         deeper = "this line is indented deeper than the one above, which has a value already"
         return line, len(lines[line]) - len(lines[line].lstrip()), deeper, "align the two"
     return line, column, problem, fix
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as `a.b.c: value`."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    values: dict[str, Any] = {}
+    for name, part in tree.items():
+        values |= leaves(part, f"{prefix}.{name}" if prefix else name)
+    return values
+
+
+def in_yaml(value: Any) -> str:
+    """A value as a recipe spells it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -9,8 +13,8 @@ from pydantic_core import PydanticCustomError
 
 
 class Options(BaseModel):
-    """Typed options: unknown keys are errors, values are fixed once read, and the text under a field is its help
-    (`config/meanings`). A class is compiled when it is first used: a recipe uses few of those that are declared."""
+    """Typed options: unknown keys are errors, values are fixed once read, and the text under a field is its help. A
+    class is compiled when it is first used: a recipe uses few of those that are declared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, validate_default=True, allow_inf_nan=False)
 
@@ -29,3 +33,44 @@ def _leaves(annotation: Any) -> set[Any]:
     """The plain types that an annotation is made of."""
     arguments = get_args(annotation)
     return {leaf for part in arguments for leaf in _leaves(part)} if arguments else {annotation}
+
+
+def meaning_of(options: type[Options], name: str) -> str:
+    """The text under a field where it was declared last, as one line; nothing where its source cannot be read. It is
+    read when somebody asks for it."""
+    said = options.model_fields[name].description
+    if said is None:
+        home = next(kind for kind in options.__mro__ if name in inspect.get_annotations(kind))
+        said = _texts(home.__module__).get((home.__qualname__.replace("<locals>.", ""), name), "")
+    return " ".join(said.split())
+
+
+@cache
+def _texts(module: str) -> dict[tuple[str, str], str]:
+    """Every text that follows an annotated name, by the class and the name."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, KeyError, TypeError, SyntaxError):
+        return {}
+    texts: dict[tuple[str, str], str] = {}
+    _collect(tree, "", texts)
+    return texts
+
+
+def _collect(inside: ast.AST, path: str, texts: dict[tuple[str, str], str]) -> None:
+    for part in ast.iter_child_nodes(inside):
+        if isinstance(part, ast.ClassDef | ast.FunctionDef):
+            name = f"{path}.{part.name}".lstrip(".")
+            if isinstance(part, ast.ClassDef):
+                texts |= {(name, field): text for field, text in _fields(part)}
+            _collect(part, name, texts)
+
+
+def _fields(declared: ast.ClassDef) -> list[tuple[str, str]]:
+    pairs = zip(declared.body, declared.body[1:], strict=False)
+    return [
+        (field.target.id, under.value.value)
+        for field, under in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant) and isinstance(under.value.value, str)
+    ]

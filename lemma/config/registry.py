@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -37,17 +37,28 @@ Made = TypeVar("Made", bound=Options)
 class Registry(dict[str, Kind], Generic[Kind]):
     """A dictionary of Lemma's own components. `find` also looks outside, for subclasses or instances of `base`.
 
-    `what` is the plural by which entry points know them: `lemma.rewards`.
+    `what` is the plural by which entry points know them: `lemma.rewards`. Each of `plugins` imports one of
+    `lemma/plugins`, when somebody names it.
     """
 
-    def __init__(self, what: str, base: type, own: Mapping[str, Kind]):
+    def __init__(
+        self, what: str, base: type, own: Mapping[str, Kind], plugins: Mapping[str, Callable[[], Kind]] | None = None
+    ):
         super().__init__(own)
-        self.what, self.base = what, base
+        self.what, self.base, self.plugins = what, base, dict(plugins or {})
+
+    def everything(self) -> dict[str, Kind]:
+        """All that comes with Lemma."""
+        return {**self, **{name: load() for name, load in self.plugins.items()}}
+
+    def with_lemma(self, name: str) -> Kind | None:
+        """The component of this name that comes with Lemma."""
+        return self.plugins[name]() if name in self.plugins else self.get(name)
 
     def find(self, name: str) -> Kind | None:
         """The component of this name; None if there is none. One that exists but is broken is a `UserError`."""
-        if name in self:
-            return self[name]
+        if name in self or name in self.plugins:
+            return self.with_lemma(name)
         if is_place(name):
             entry = load_place(name)
             self._check(entry, name, file_of(name))
@@ -60,7 +71,7 @@ class Registry(dict[str, Kind], Generic[Kind]):
 
     def names(self) -> list[str]:
         """Every name without a path, sorted."""
-        return sorted({*self, *installed(self.what)})
+        return sorted({*self, *self.plugins, *installed(self.what)})
 
     def _check(self, entry: Any, name: str, file: Path | None) -> None:
         is_class = isinstance(entry, type)

@@ -50,6 +50,10 @@ class Choice:
             return None
         return self.registry.find(tag) if isinstance(self.registry, Registry) else self.registry.get(tag)
 
+    def everything(self) -> Mapping[str, type[Options]]:
+        """All classes that come with Lemma."""
+        return self.registry.everything() if isinstance(self.registry, Registry) else self.registry
+
     def names(self) -> list[str]:
         return self.registry.names() if isinstance(self.registry, Registry) else sorted(self.registry)
 
@@ -69,7 +73,7 @@ class Choice:
         return core_schema.no_info_before_validator_function(self.expand, both, serialization=written)
 
     def _validate(self, value: Any, own: ValidatorFunctionWrapHandler) -> Any:
-        """The registry's own classes by their union; a class from outside by itself."""
+        """The registry's own classes by their union; a plugin's, or one from outside, by itself."""
         tag = value.get(self.by) if isinstance(value, dict) else getattr(value, self.by, None)
         if tag is None or (isinstance(tag, str) and tag in self.registry):
             return own(value)
@@ -158,7 +162,7 @@ def classes_below(annotation: Any) -> list[tuple[tuple[str, ...], type[Options]]
     """Every class of options that this annotation allows, here or further inside, and the steps from here to there."""
     choice = choice_of(annotation)
     if choice is not None:
-        return [((), options) for options in choice.registry.values()]
+        return [((), options) for options in choice.everything().values()]
     classes: list[tuple[tuple[str, ...], type[Options]]] = []
     for branch in branches(annotation):
         bare = split(branch)[0]
@@ -192,7 +196,7 @@ def words(annotation: Any, plural: bool = False) -> str:
     """What may be written there: 'a whole number of at least 1, or null'."""
     choice = choice_of(annotation)
     if choice is not None:
-        own = f"one of: {', '.join(sorted(choice.registry))}"
+        own = f"one of: {', '.join(sorted(choice.everything()))}"
         return f"{own}, or path.py:Name" if isinstance(choice.registry, Registry) else own
     parts = branches(annotation)
     if len(parts) > 1:

@@ -11,6 +11,7 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 Ended: TypeAlias = "Generator[tuple[int, Future[Any]], None, None]"
 
 
+@dataclass(eq=False)
 class Caller:
     """Calls functions and waits for those that are `async`, on an event loop of its own."""
 
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
         """What the function returns. An `async` one that takes longer than `seconds` is cancelled: `TimeoutError`."""

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 
 from lemma.core.errors import Interruption
@@ -96,6 +97,7 @@ class Stopwatch:
             raise Overdue
 
 
+@dataclass(eq=False)
 class _Guard:
     """The thread that looks at the clock for all stopwatches, one after the other, as long as the process lives.
 
@@ -103,11 +105,10 @@ class _Guard:
     late for that, and mostly sleeps.
     """
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._watched: Stopwatch | None = None
-        self._next_look = 0.0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _watched: Stopwatch | None = None
+    _next_look: float = 0.0
 
     def watch(self, watch: Stopwatch | None) -> Stopwatch | None:
         """Look after this one from now on; the one before."""

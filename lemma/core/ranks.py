@@ -9,6 +9,8 @@ Ranks that only generate, *speakers*, are not counted among them: those who lear
 
 from __future__ import annotations
 
+import hmac
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from lemma.core.errors import UserError
-from lemma.core.sealed import seal, unseal
 
 T = TypeVar("T")
 # Where a speaker without work is: nobody waits for it there.
@@ -316,3 +317,57 @@ def leader_first(place: str) -> Iterator[None]:
     finally:
         if is_leader():
             gather_over_ranks(None, place)
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What the environment says about this process among the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def place_of() -> RankPlace | None:
+    """This rank; None where nobody said that there are others."""
+    size = number_of_environment("WORLD_SIZE", "1")
+    if size < 2:
+        return None
+    rank = number_of_environment("RANK")
+    if not 0 <= rank < size:
+        raise UserError(f"RANK is {rank}, and WORLD_SIZE is {size}", fix="start with torchrun, or remove WORLD_SIZE")
+    return RankPlace(
+        rank, size, number_of_environment("LOCAL_RANK", "0"), number_of_environment("LOCAL_WORLD_SIZE", "1")
+    )
+
+
+def number_of_environment(name: str, default: str | None = None) -> int:
+    """A number of the environment."""
+    text = os.environ.get(name, default)
+    try:
+        return int(text or "")
+    except ValueError:
+        is_there = "is missing" if text is None else f"is '{text}', not a number"
+        raise UserError(
+            f"{name} {is_there} in the environment", fix="start with torchrun, or remove WORLD_SIZE"
+        ) from None
+
+
+MARK_BYTES = 32
+KEY_VARIABLE = "LEMMA_RANKS_KEY"
+
+
+def seal(value: Any, key: bytes) -> bytes:
+    data = pickle.dumps(value)
+    return hmac.digest(key, data, "sha256") + data
+
+
+def unseal(sealed: bytes, key: bytes, rank: int) -> Any:
+    mark, data = sealed[:MARK_BYTES], sealed[MARK_BYTES:]
+    if not hmac.compare_digest(mark, hmac.digest(key, data, "sha256")):
+        raise UserError(
+            f"what came from rank {rank} does not carry the key of this run",
+            fix=f"give the ranks of all machines the same {KEY_VARIABLE}, and open their ports to nobody else",
+        )
+    return pickle.loads(data)

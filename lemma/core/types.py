@@ -236,3 +236,8 @@ class Group:
             else:
                 episodes.append([one])
         return episodes
+
+
+def problem_of(item: Any) -> Problem:
+    """The problem that an item is about."""
+    return item if isinstance(item, Problem) else item.problem

@@ -19,23 +19,10 @@ from typing import Any
 
 from lemma.core import types
 from lemma.core.errors import warn
+from lemma.core.events import counted
 from lemma.core.files import write_whole
-from lemma.core.progress import counted
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
-from lemma.data import (
-    choices,
-    columns,
-    conversations,
-    marks,
-    pairs,
-    quantities,
-    read_files,
-    readers,
-    roles,
-    rows,
-    sources,
-    vary,
-)
+from lemma.data import choices, columns, conversations, pairs, read_files, readers, rows, sources
 from lemma.data.readers import Item
 
 Built = tuple[list[Item], list[str]]
@@ -54,27 +41,16 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-@lru_cache(maxsize=1)
-def _code_digest() -> str:
-    """Changes whenever the code that turns files into items does."""
+@lru_cache(maxsize=2)
+def _code_digest(has_numbers_read: bool) -> str:
+    """Changes whenever the code that turns files into items does, that which reads the numbers in them included."""
     from lemma.data import load_rows
 
-    modules = (
-        types,
-        rows,
-        read_files,
-        sources,
-        columns,
-        pairs,
-        choices,
-        conversations,
-        readers,
-        marks,
-        quantities,
-        roles,
-        vary,
-        load_rows,
-    )
+    modules = [types, rows, read_files, sources, columns, pairs, choices, conversations, readers, load_rows]
+    if has_numbers_read:
+        from lemma.plugins.vary import marks, quantities, roles, vary
+
+        modules += [marks, quantities, roles, vary]
     return content_id([inspect.getsource(module) for module in modules])
 
 
@@ -84,7 +60,8 @@ def cached(folder: Path, key: dict[str, Any], build: Callable[[], Built]) -> Bui
 
     Freshly built items go through JSON too, so that the first run and later ones see the same items.
     """
-    path = folder / f"{content_id(_code_digest(), key)}.jsonl"
+    has_numbers_read = bool(key.get("variations")) or key.get("marks") == "drop"
+    path = folder / f"{content_id(_code_digest(has_numbers_read), key)}.jsonl"
     body = _load(path)
     if body is None:
         items, notes = build()

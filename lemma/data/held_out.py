@@ -5,15 +5,23 @@ So every stage of a run holds the same questions out of the same rows, and the s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from lemma.core.random import key
-from lemma.core.types import Demonstration, Judged, Preference, Problem, content_id
-from lemma.data.readers import problem_of
-from lemma.data.vary import ORIGIN
+from lemma.core.types import Demonstration, Judged, Preference, Problem, content_id, problem_of
 
 T = TypeVar("T")
+ORIGIN = "varied_from"
+"""Key in `extra` under which a problem with other numbers keeps the id of its original."""
+_VARIED = re.compile(r"~\d+$")
+"""How the id of such a problem ends."""
+
+
+def origin_of(problem_id: str) -> str:
+    """The id of the original of a problem with other numbers, from its id alone; any other problem's own id."""
+    return _VARIED.sub("", problem_id)
 
 
 def question_of(problem: Problem) -> str:

@@ -12,16 +12,16 @@ import numpy as np
 
 from lemma.core.errors import UserError, warn
 from lemma.core.random import permutation
-from lemma.core.types import Demonstration, Judged, Preference, Problem
+from lemma.core.types import Demonstration, Judged, Preference, Problem, problem_of
 from lemma.data import arithmetic
 from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.columns import with_columns
 from lemma.data.conversations import mark_of_template, word_for_word
 from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
-from lemma.data.readers import Item, problem_of, read_each
+from lemma.data.held_out import ORIGIN
+from lemma.data.readers import Item, read_each
 from lemma.data.rows import Row
 from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, stream_rows
-from lemma.data.vary import ORIGIN, unmarked, vary
 
 T = TypeVar("T")
 
@@ -234,6 +234,10 @@ def varied(
     items: list[Item], source: SourceOptions, seed: int, say: Callable[[str], None] = lambda note: None
 ) -> list[Item]:
     """Each item followed by its variations, all without calculator marks if the source drops them."""
+    if not source.variations and source.marks == "keep":
+        return items
+    from lemma.plugins.vary.vary import unmarked, vary
+
     if source.variations:
         variations = [(item, vary(item, source.variations, seed)) for item in items]
         if not any(new for _, new in variations):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.progress import counted
+from lemma.core.events import counted
 from lemma.data.bounded_lines import BoundedLines, check_is_file
 from lemma.data.rows import JsonError, Row, parsed
 

@@ -7,7 +7,7 @@ takes the first one, from top to bottom, that `fits` the columns of the first ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
@@ -40,11 +40,17 @@ LUFFY_PROBS = "target_ds_qwen_7b_probs"
 
 
 class Reader(NamedTuple):
-    """A row format: the function that reads it, whether it fits a row, and a description."""
+    """A row format: the function that reads it, the columns that a row of it has, null or not, where `a|b` means
+    either, and a description; `also` is what else a row must be like."""
 
     read: Callable[[Values], Item]
-    fits: Callable[[Values], bool]
+    columns: tuple[str, ...]
     help: str
+    also: Callable[[Values], bool] | None = None
+
+    def fits(self, values: Values) -> bool:
+        has_all = all(any(one in values for one in either.split("|")) for either in self.columns)
+        return has_all and (self.also is None or self.also(values))
 
 
 def _user(question: str) -> tuple[Message, ...]:
@@ -67,7 +73,7 @@ def _plain_number(number: str) -> str:
 
 def question_answer(values: Values) -> Problem | Demonstration:
     """`question` and a bare `answer`, optionally with `reasoning`; a row that looks like GSM8K's is read as one."""
-    if _fits_gsm8k(values):
+    if READERS["gsm8k"].fits(values):
         return gsm8k(values)
     problem = Problem(
         _user(text(values, "question")),
@@ -265,64 +271,54 @@ def has_any(values: Values, *names: str) -> bool:
     return any(has(values, name) for name in names)
 
 
-def _columns(*names: str) -> Callable[[Values], bool]:
-    """A check that a row has each of these columns, null or not; `a|b` means either."""
-    wanted = [name.split("|") for name in names]
-    return lambda values: all(any(one in values for one in either) for either in wanted)
-
-
-def _fits_gsm8k(values: Values) -> bool:
-    return _columns("question", "answer")(values) and "####" in str(values["answer"])
-
-
-def _fits_messages(name: str) -> Callable[[Values], bool]:
-    return lambda values: _columns("prompt", name)(values) and not isinstance(values["prompt"], str)
-
-
 READERS: dict[str, Reader] = {
-    "lemma": Reader(lemma, _columns("id", "dataset", "problem", "answer"), "Lemma's own schema"),
-    "luffy": Reader(
-        luffy, _columns("prompt", "reward_model"), "prompt, target, reward_model, extra_info (verl, LUFFY)"
-    ),
-    "rlvr": Reader(rlvr, _columns("messages", "ground_truth", "dataset"), "messages, ground_truth, dataset"),
-    "preference": Reader(pairs.preference, _columns("chosen", "rejected"), "chosen, rejected, and mostly prompt"),
-    "judged": Reader(pairs.judged, _columns("prompt", "completion", "label"), "prompt, completion, label (KTO)"),
+    "lemma": Reader(lemma, ("id", "dataset", "problem", "answer"), "Lemma's own schema"),
+    "luffy": Reader(luffy, ("prompt", "reward_model"), "prompt, target, reward_model, extra_info (verl, LUFFY)"),
+    "rlvr": Reader(rlvr, ("messages", "ground_truth", "dataset"), "messages, ground_truth, dataset"),
+    "preference": Reader(pairs.preference, ("chosen", "rejected"), "chosen, rejected, and mostly prompt"),
+    "judged": Reader(pairs.judged, ("prompt", "completion", "label"), "prompt, completion, label (KTO)"),
     "multiple_choice": Reader(
         multiple_choice,
-        _columns("question|problem", "choices|options|A", "answer|answerKey|answer_index"),
+        ("question|problem", "choices|options|A", "answer|answerKey|answer_index"),
         "question, choices, answer by letter, label or index",
     ),
-    "hellaswag": Reader(hellaswag, _columns("ctx_a", "ctx_b", "endings"), "ctx_a, ctx_b, endings, label"),
-    "gpqa": Reader(gpqa, _columns("Question", "Correct Answer"), "Question, Correct Answer, Incorrect Answer 1 to 3"),
+    "hellaswag": Reader(hellaswag, ("ctx_a", "ctx_b", "endings"), "ctx_a, ctx_b, endings, label"),
+    "gpqa": Reader(gpqa, ("Question", "Correct Answer"), "Question, Correct Answer, Incorrect Answer 1 to 3"),
     "olympiadbench": Reader(
-        olympiadbench, _columns("question", "final_answer"), "question, context, final_answer, error (a tolerance)"
+        olympiadbench, ("question", "final_answer"), "question, context, final_answer, error (a tolerance)"
     ),
     "trace": Reader(
-        trace, _columns("problem|question", "generated_solution", "expected_answer"), "problem and a generated solution"
+        trace, ("problem|question", "generated_solution", "expected_answer"), "problem and a generated solution"
     ),
     "prompt_response": Reader(
-        conversations.prompt_response, _columns("prompt|question", "response"), "prompt (text or messages) and response"
+        conversations.prompt_response, ("prompt|question", "response"), "prompt (text or messages) and response"
     ),
     "prompt_completion": Reader(
-        conversations.prompt_completion, _columns("prompt", "completion"), "prompt and completion, text or messages"
+        conversations.prompt_completion, ("prompt", "completion"), "prompt and completion, text or messages"
     ),
-    "luffy_sft": Reader(luffy_sft, _fits_messages("target"), "prompt and target, both messages"),
-    "instruction": Reader(
-        instruction, _columns("instruction", "output"), "instruction, input, output; prompt, response"
+    "luffy_sft": Reader(
+        luffy_sft,
+        ("prompt", "target"),
+        "prompt and target, both messages",
+        lambda values: not isinstance(values["prompt"], str),
     ),
-    "math": Reader(math, _columns("problem", "answer|solution"), r"problem, solution with \boxed{} or answer, level"),
-    "gsm8k": Reader(gsm8k, _fits_gsm8k, "question, answer with #### N"),
-    "question_answer": Reader(question_answer, _columns("question", "answer"), "question and a bare answer"),
-    "prompt_answer": Reader(
-        prompt_answer, _columns("prompt", "answer|solution|ground_truth"), "prompt and a bare answer"
+    "instruction": Reader(instruction, ("instruction", "output"), "instruction, input, output; prompt, response"),
+    "math": Reader(math, ("problem", "answer|solution"), r"problem, solution with \boxed{} or answer, level"),
+    "gsm8k": Reader(
+        gsm8k,
+        ("question", "answer"),
+        "question, answer with #### N",
+        lambda values: "####" in str(values["answer"]),
     ),
+    "question_answer": Reader(question_answer, ("question", "answer"), "question and a bare answer"),
+    "prompt_answer": Reader(prompt_answer, ("prompt", "answer|solution|ground_truth"), "prompt and a bare answer"),
     "chat": Reader(
         conversations.chat,
-        _columns("messages|conversations|conversation"),
+        ("messages|conversations|conversation",),
         "messages that end with the assistant's; tools",
     ),
-    "prompt": Reader(conversations.prompt_alone, _columns("prompt"), "prompt alone, text or messages"),
-    "text": Reader(conversations.whole_text, _columns("text"), "text, learnt as it is"),
+    "prompt": Reader(conversations.prompt_alone, ("prompt",), "prompt alone, text or messages"),
+    "text": Reader(conversations.whole_text, ("text",), "text, learnt as it is"),
 }
 
 
@@ -366,8 +362,3 @@ def read_each(
         raise left_out[0]
     if left_out:
         say(f"{len(left_out)} of {len(left_out) + count} rows were left out, such as this one: {left_out[0]}")
-
-
-def problem_of(item: Item | Any) -> Problem:
-    """The problem that an item is about."""
-    return item if isinstance(item, Problem) else item.problem

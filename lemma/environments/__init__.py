@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from lemma.config.registry import Registry, is_place, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome
-from lemma.environments.appworld import AppWorldOptions
-from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
-from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, WorldGone
+from lemma.environments.environment import (
+    Action,
+    Attempt,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    SingleTurn,
+    WorldGone,
+)
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
-from lemma.environments.openenv import OpenEnv
 from lemma.environments.own_tools import OwnTools
 from lemma.environments.python_tool import PythonTools
-from lemma.environments.reasoning_gym import ReasoningGym
-from lemma.environments.single_turn import SingleTurn
-from lemma.environments.trl_world import TrlWorld
+
+if TYPE_CHECKING:
+    from lemma.plugins.appworld import AppWorldOptions
+    from lemma.plugins.openenv import OpenEnv
+    from lemma.plugins.reasoning_gym import ReasoningGym
+    from lemma.plugins.trl_world import TrlWorld
+
+
+def _reasoning_gym() -> type[EnvironmentOptions]:
+    from lemma.plugins.reasoning_gym import ReasoningGym
+
+    return ReasoningGym
+
+
+def _openenv() -> type[EnvironmentOptions]:
+    from lemma.plugins.openenv import OpenEnv
+
+    return OpenEnv
+
+
+def _trl() -> type[EnvironmentOptions]:
+    from lemma.plugins.trl_world import TrlWorld
+
+    return TrlWorld
+
+
+def _appworld() -> type[EnvironmentOptions]:
+    from lemma.plugins.appworld import AppWorldOptions
+
+    return AppWorldOptions
+
 
 ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
     "environments",
@@ -29,13 +62,10 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
         "higher_lower": HigherLower,
         "python": PythonTools,
         "tools": OwnTools,
-        "reasoning_gym": ReasoningGym,
-        "openenv": OpenEnv,
         "custom": CustomWorld,
-        "trl": TrlWorld,
-        "appworld": AppWorldOptions,
         "gateway": Gateway,
     },
+    {"reasoning_gym": _reasoning_gym, "openenv": _openenv, "trl": _trl, "appworld": _appworld},
 )
 
 
@@ -56,7 +86,12 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 RENAMED = {"Reply": "Observation", "Utterance": "Action"}
 
 
-def __getattr__(name: str) -> NoReturn:
+_OF_PLUGINS = {"OpenEnv": _openenv, "ReasoningGym": _reasoning_gym, "TrlWorld": _trl, "AppWorldOptions": _appworld}
+
+
+def __getattr__(name: str) -> type[EnvironmentOptions]:
+    if name in _OF_PLUGINS:
+        return _OF_PLUGINS[name]()
     if name in RENAMED:
         raise UserError(f"lemma.environments.{name} is called {RENAMED[name]} now", fix=f"write `{RENAMED[name]}`")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

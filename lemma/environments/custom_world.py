@@ -13,8 +13,7 @@ from lemma.config.registry import file_of, is_place, load_place
 from lemma.core.errors import Interruption, UserError
 from lemma.core.outside import OutsideCode
 from lemma.core.types import Problem
-from lemma.environments.attempts import Attempt
-from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
+from lemma.environments.environment import Attempt, Deadlines, Environment, EnvironmentOptions
 
 # Calls that a worker makes at the same time if they are `async`.
 ASYNC_CALLS = 256

@@ -14,7 +14,6 @@ from pydantic import Field
 from lemma.config import Options
 from lemma.core.async_calls import Caller
 from lemma.core.types import Finish, Message, Outcome, Problem
-from lemma.environments.attempts import Attempt
 
 if TYPE_CHECKING:
     from lemma.formats import Format
@@ -249,3 +248,30 @@ SECONDS = 60.0
 
 # Upper estimate of a chat template's tokens between two turns.
 MARKS = 32
+
+
+class SingleTurn(EnvironmentOptions):
+    """One response, scored by the stage's rewards."""
+
+    name: Literal["single_turn"] = "single_turn"
+    """A single response."""
+    turns: int = Field(1, ge=1, le=1)
+    """Always 1."""
+
+    @property
+    def is_single_turn(self) -> bool:
+        return True
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        return problem
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One episode of an evaluation. None is unknown, never a failure."""
+
+    problem: Problem
+    sample: int
+    turns: int
+    success: bool | None
+    reward: float | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments.env_handle import EnvFailure
 from lemma.environments.env_pool import EnvPool
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.polled import polled
 
 # Minimum number of environments that are open at the same time per worker.
 AT_ONCE = 4
@@ -64,3 +65,30 @@ def _cannot_begin(options: EnvironmentOptions, problem: Problem, reason: str) ->
         f"environment {options.name} cannot begin problem {problem.id}: {reason}",
         fix="repair its `reset`, or the row of the data",
     )
+
+
+# How often deadlines are looked at while nothing arrives.
+POLL_SECONDS = 0.5
+T = TypeVar("T")
+
+
+def polled(pool: EnvPool, work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that awaits calls of this pool."""
+    return asyncio.run(_polled(pool, work))
+
+
+async def _polled(pool: EnvPool, work: Coroutine[Any, Any, T]) -> T:
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+    pool.notify(loop, news.set)
+    task = loop.create_task(work)
+    task.add_done_callback(lambda _: news.set())
+    try:
+        while not task.done():
+            pool.poll()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), POLL_SECONDS)
+            news.clear()
+        return task.result()
+    finally:
+        task.cancel()
+        pool.notify(loop, None)

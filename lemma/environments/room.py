@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -202,3 +202,34 @@ def _wrong(world: Environment, given: Any, wanted: str) -> str:
 
 def _words(error: BaseException) -> str:
     return readable(f"{type(error).__name__}: {error}")[:LONGEST_REASON]
+
+
+def order_from(row: Mapping[str, Any]) -> WorldOrder:
+    said, opening = row["said"], row["opening"]
+    if opening is not None:
+        turns = tuple(map(_action, opening["said"]))
+        opening = Opening(problem_from(opening["problem"]), opening["seed"], turns)
+    return WorldOrder(row["world"], row["call"], None if said is None else _action(said), opening)
+
+
+def answer_from(row: Mapping[str, Any]) -> WorldAnswer:
+    value = row["value"]
+    if isinstance(value, list):
+        value = tuple(_reply(one) if row["kind"] == "replayed" else Message(**one) for one in value)
+    elif isinstance(value, dict):
+        value = _reply(value) if "text" in value else Outcome(**value)
+    return WorldAnswer(row["world"], row["kind"], value, row["seconds"])
+
+
+def problem_from(row: Mapping[str, Any]) -> Problem:
+    messages = tuple(Message(**one) for one in row["messages"])
+    tuples = {name: tuple(row[name]) for name in ("golds", "choices", "traces")}
+    return Problem(**{**row, **tuples, "messages": messages})
+
+
+def _reply(row: Mapping[str, Any]) -> Observation:
+    return Observation(**{**row, "results": tuple(row["results"])})
+
+
+def _action(row: Mapping[str, Any]) -> Action:
+    return Action(**{**row, "tool_calls": tuple(row["tool_calls"])})

@@ -12,7 +12,7 @@ from lemma.core.types import Outcome, Problem
 from lemma.environments.env_handle import EnvFailure
 from lemma.environments.env_pool import EnvPool
 from lemma.environments.environment import ERROR, Action, EnvironmentOptions, Observation
-from lemma.environments.polled import polled
+from lemma.environments.openings import polled
 from lemma.environments.tools import ToolOptions
 
 PLAIN = ("I do not know.", "1", "```python\nprint(1)\n```")

@@ -11,8 +11,7 @@ from typing import Any
 from lemma.children.child_main import Channel
 from lemma.environments import ENVIRONMENTS
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.order_frames import order_from
-from lemma.environments.room import Room, WorldOrder
+from lemma.environments.room import Room, WorldOrder, order_from
 
 
 def make_options(row: dict[str, Any]) -> EnvironmentOptions:

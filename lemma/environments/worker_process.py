@@ -8,8 +8,7 @@ from dataclasses import asdict
 from lemma.children import ChildGone, PythonChild
 from lemma.children.child_frames import pack
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.order_frames import answer_from
-from lemma.environments.room import WorldAnswer, WorldOrder
+from lemma.environments.room import WorldAnswer, WorldOrder, answer_from
 
 WorkerLost = ChildGone
 

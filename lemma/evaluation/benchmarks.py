@@ -229,8 +229,8 @@ def load_benchmark(
 
 
 def _problems(benchmark: Benchmark, data_dir: str | Path | None, to_grade: bool = True) -> list[Problem]:
+    from lemma.core.types import problem_of
     from lemma.data.load_rows import load_problems, load_rows
-    from lemma.data.readers import problem_of
 
     made = benchmark.problems()
     if made is not None:

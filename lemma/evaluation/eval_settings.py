@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -199,3 +201,28 @@ def find_preset(name: str) -> Preset:
     if name not in PRESETS:
         raise UserError(f"there is no preset '{name}'", fix=nearest(name, PRESETS))
     return PRESETS[name]
+
+
+@cache
+def grader_version() -> str:
+    """The version of Lemma and a digest of its grading code, which changes whenever a verdict could."""
+    import hashlib
+
+    import lemma.grading
+    from lemma.core.version import lemma_version
+
+    whole = hashlib.blake2b(digest_size=4)
+    for path in sorted(Path(lemma.grading.__file__).parent.rglob("*.py")):
+        whole.update(path.read_bytes())
+    return f"{lemma_version()}+{whole.hexdigest()}"
+
+
+def check_graders(names: str) -> list[str]:
+    """The graders in `a,b`; an answer is right where any of them says so."""
+    from lemma.grading.compat import COMPAT
+
+    graders = [name.strip() for name in names.split(",")]
+    for name in graders:
+        if name != OURS and name not in COMPAT:
+            raise UserError(f"there is no grader '{name}'", fix=nearest(name, [OURS, *COMPAT]))
+    return graders

@@ -26,16 +26,24 @@ from lemma.core.roll_call import check_alike, roll_call
 from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine
-from lemma.evaluation.eval_folder import alone_in, claim
 from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.eval_samples import BenchmarkScorer, Place, journals_in, open_worlds, sample
-from lemma.evaluation.eval_settings import OURS, EvalSettings
+from lemma.evaluation.eval_settings import OURS, EvalSettings, check_graders, grader_version
 from lemma.evaluation.in_environment import in_settings, measures_of
 from lemma.evaluation.lenient import add_lenient
 from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
 from lemma.evaluation.questions import Asked, Wanted, load_all, prepare
-from lemma.evaluation.rescore import check_graders, grader_version, regrade
-from lemma.evaluation.results import VERSION, Report, is_complete, make_report, read_report, write_report
+from lemma.evaluation.rescore import regrade
+from lemma.evaluation.results import (
+    VERSION,
+    Report,
+    alone_in,
+    claim,
+    is_complete,
+    make_report,
+    read_report,
+    write_report,
+)
 from lemma.grading import GradingService
 from lemma.rewards import Reward
 from lemma.rewards.correctness import Accuracy

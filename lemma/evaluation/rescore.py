@@ -7,45 +7,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lemma.core.errors import UserError, nearest
-from lemma.evaluation.eval_folder import alone_in, claim, write_settings
+from lemma.core.errors import UserError
 from lemma.evaluation.eval_row import EvalRow
-from lemma.evaluation.eval_settings import OURS
+from lemma.evaluation.eval_settings import OURS, check_graders, grader_version
 from lemma.evaluation.lenient import add_lenient
-from lemma.evaluation.results import ACCURACY, Report, make_report, read_report, read_settings, write_report
+from lemma.evaluation.results import (
+    ACCURACY,
+    Report,
+    alone_in,
+    claim,
+    make_report,
+    read_report,
+    read_settings,
+    write_report,
+    write_settings,
+)
 from lemma.formats import make_format, read_answer
 from lemma.grading import GradingService, Rules
 
 Told = Callable[[int, int], None]
-
-
-@cache
-def grader_version() -> str:
-    """The version of Lemma and a digest of its grading code, which changes whenever a verdict could."""
-    import hashlib
-
-    import lemma.grading
-    from lemma.core.version import lemma_version
-
-    whole = hashlib.blake2b(digest_size=4)
-    for path in sorted(Path(lemma.grading.__file__).parent.rglob("*.py")):
-        whole.update(path.read_bytes())
-    return f"{lemma_version()}+{whole.hexdigest()}"
-
-
-def check_graders(names: str) -> list[str]:
-    """The graders in `a,b`; an answer is right where any of them says so."""
-    from lemma.grading.compat import COMPAT
-
-    graders = [name.strip() for name in names.split(",")]
-    for name in graders:
-        if name != OURS and name not in COMPAT:
-            raise UserError(f"there is no grader '{name}'", fix=nearest(name, [OURS, *COMPAT]))
-    return graders
 
 
 def regrade(

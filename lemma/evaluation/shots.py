@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 from lemma.core.errors import UserError
 from lemma.core.random import permutation
-from lemma.core.types import Demonstration, Message, Problem, content_id
+from lemma.core.types import Demonstration, Message, Problem, content_id, problem_of
 from lemma.data.choices import as_asked
 from lemma.data.data_options import DataOptions
 from lemma.data.load_rows import load_rows
-from lemma.data.readers import problem_of
 from lemma.evaluation.benchmarks import Benchmark, example_source
 from lemma.formats import Format
 

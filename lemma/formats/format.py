@@ -11,6 +11,7 @@ from pydantic import field_validator
 
 from lemma.config import Options
 from lemma.core.errors import UserError
+from lemma.core.files import from_json
 from lemma.core.types import Demonstration, Problem
 from lemma.formats.tags import Parsed
 from lemma.formats.templates import render
@@ -174,3 +175,14 @@ def adds_bos(tokenizer: Any) -> bool:
 def without_think_tags(text: str) -> str:
     """Reasoning of teachers often comes wrapped in think tags; a format puts its own around it."""
     return text.replace("<think>", "").replace("</think>", "")
+
+
+PROMPT_FILE = "prompt.json"
+
+
+def trained_system(folder: Path) -> str | None:
+    """The system message from a stage's rows, or of an exported model; None if there was none."""
+    try:
+        return from_json((folder / PROMPT_FILE).read_text(encoding="utf-8")).get("system")
+    except (OSError, ValueError, AttributeError):
+        return None

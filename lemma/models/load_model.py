@@ -64,7 +64,7 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
     if base is not None and not (Path(folder) / "tokenizer_config.json").is_file():
         return load_tokenizer(base, revision, trust_remote_code)
     if Path(folder).is_file():
-        from lemma.models import gguf
+        from lemma.plugins.gguf import gguf
 
         with loading("tokenizer", path):
             tokenizer = gguf.load_tokenizer(Path(folder))
@@ -212,7 +212,7 @@ def _from_gguf(file: Path, options: ModelOptions, arguments: dict[str, Any], tok
     """A model of the kind that its folder in the Hugging Face format would give: dense, and saved as such a folder."""
     from transformers import AutoModelForCausalLM
 
-    from lemma.models import gguf
+    from lemma.plugins.gguf import gguf
 
     config, tensors = gguf.load_weights(file, arguments["dtype"])
     with loading("model", str(file), options.override):

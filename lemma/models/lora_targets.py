@@ -55,9 +55,9 @@ def skeleton(options: ModelOptions, file: Path | None) -> Any:
     """The model that a config.json or a GGUF file describes, or the built-in one if there is no file."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from lemma.models import gguf
-    from lemma.models.gguf_file import read_header
     from lemma.models.tiny import tiny_config, tiny_tokenizer
+    from lemma.plugins.gguf import gguf
+    from lemma.plugins.gguf.gguf_file import read_header
 
     if file is None:
         config: Any = tiny_config(options.tiny, tiny_tokenizer())

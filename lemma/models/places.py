@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 from lemma.config.document import read as read_document
 from lemma.core.errors import UserError, nearest
 from lemma.core.hub_access import looks_like_path
-from lemma.models.gguf_file import find_gguf
 
 TINY = "tiny"
 
@@ -118,3 +118,39 @@ def _where_its_run_is(adapter: Path, base: str) -> str:
         return base
     moved = stages.joinpath(*below)
     return str(moved) if moved.exists() else base
+
+
+GGUF_MAGIC = b"GGUF"
+
+
+MANY = 8
+GGUF_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+# A vision encoder may lie next to a language model.
+ENCODERS = "mmproj"
+
+
+def find_gguf(path: str | Path) -> Path | None:
+    """The GGUF file that a path names: itself, or the only one in a folder."""
+    place = Path(path).expanduser()
+    if place.is_file():
+        if place.suffix != ".gguf" and not _has_magic(place):
+            raise UserError(f"{path} is a file, not a model", fix="give a folder with a config.json, or a .gguf file")
+        files = [place]
+    else:
+        files = sorted(file for file in place.glob("*.gguf") if not file.name.startswith(ENCODERS))
+    if not files:
+        return None
+    parts = GGUF_PART.search(files[0].name)
+    if parts and parts[1] != "00001":
+        raise UserError(
+            f"{files[0]} is one of {int(parts[1])} pieces", fix="put them together with `llama-gguf-split --merge`"
+        )
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:MANY]) + (", ..." if len(files) > MANY else "")
+        raise UserError(f"the folder {path} holds {len(files)} models: {names}", fix=f"name one, such as {files[0]}")
+    return files[0]
+
+
+def _has_magic(file: Path) -> bool:
+    with file.open("rb") as handle:
+        return handle.read(len(GGUF_MAGIC)) == GGUF_MAGIC

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from lemma.core.types import Demonstration, Message, Problem
 from lemma.data.data_options import DataOptions, SourceOptions
 from lemma.data.load_rows import read_source
 from lemma.data.sources import ARITHMETIC, files_of
-from lemma.formats.chat import ChatFormat
 from lemma.formats.encode import encode_prompt
-from lemma.models.gguf_file import find_gguf
+from lemma.models.places import find_gguf
 from lemma.recipe import Recipe
 
 WRAPPED = "as the format writes them"
@@ -42,29 +40,6 @@ def _of_source(source: SourceOptions) -> str:
     if not isinstance(item, Demonstration) or item.prompt is None:
         return WRAPPED
     return VERBATIM if item.prompt else PLAIN
-
-
-def unused_template(recipe: Recipe) -> list[str]:
-    """A sentence where a recipe names no format, so that a model which has a chat template is not asked by it."""
-    if "format" in recipe.model_fields_set or isinstance(recipe.format, ChatFormat):
-        return []
-    path = recipe.model.tokenizer or recipe.model.path
-    if not _has_template(Path(path).expanduser()):
-        return []
-    name = recipe.format.name
-    return [
-        f"{path} has a chat template, and the format `{name}`, the default, does not use it; write `format: chat`, or "
-        f"`format: {name}` to keep it"
-    ]
-
-
-def _has_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
-        return True
-    try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def prompt_trouble(recipe: Recipe) -> str | None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from lemma.cluster.foreign_configs import read_foreign
 from lemma.core.errors import UserError
 from lemma.engines.vllm.vllm_options import VllmOptions, head_refusal
+from lemma.formats.chat import ChatFormat
 from lemma.models.model_options import ModelOptions
 from lemma.planning.data_amounts import amount_of
 from lemma.planning.hub_needs import missing
 from lemma.planning.local_gpus import gpu_memories, has_driver
 from lemma.planning.plan_words import describe
-from lemma.planning.prompt_words import unused_template
 from lemma.planning.stage_memory import config_file, head_size, memory_warnings
 from lemma.recipe import Recipe
 from lemma.runs.run_checks import check_inputs
@@ -71,6 +72,8 @@ def preflight_warnings(recipe: Recipe, names: Sequence[str]) -> list[str]:
 def foreign_sentences(recipe: Recipe) -> list[str]:
     """What a recipe's `cluster.config` says in vain, and, where it names none, what `accelerate launch` was told."""
     if recipe.cluster.config:
+        from lemma.plugins.foreign_configs.foreign_configs import read_foreign
+
         return read_foreign(recipe.cluster.config).sentences(recipe.model_dump(mode="json"))
     told = [system for system in ("FSDP", "DeepSpeed") if os.environ.get(f"ACCELERATE_USE_{system.upper()}") == "true"]
     return [
@@ -117,3 +120,26 @@ def _wrong_heads(recipe: Recipe, names: Iterable[str]) -> Iterator[str]:
     refusal = None if size is None else head_refusal(size)
     if refusal is not None:
         yield f"{refusal}; write `engine: native` in stage {' and '.join(stages)}"
+
+
+def unused_template(recipe: Recipe) -> list[str]:
+    """A sentence where a recipe names no format, so that a model which has a chat template is not asked by it."""
+    if "format" in recipe.model_fields_set or isinstance(recipe.format, ChatFormat):
+        return []
+    path = recipe.model.tokenizer or recipe.model.path
+    if not _has_template(Path(path).expanduser()):
+        return []
+    name = recipe.format.name
+    return [
+        f"{path} has a chat template, and the format `{name}`, the default, does not use it; write `format: chat`, or "
+        f"`format: {name}` to keep it"
+    ]
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False

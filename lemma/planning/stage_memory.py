@@ -12,9 +12,9 @@ from lemma.core.errors import UserError
 from lemma.core.host_memory import host_memory
 from lemma.learning.learning_options import MOMENTS
 from lemma.models.fitting import BUDGETS, GPU_BUDGETS, LEAST_BUDGET, host_budget
-from lemma.models.gguf_file import find_gguf, read_header
 from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, plan_speaker
 from lemma.models.model_options import ModelOptions, Precision
+from lemma.models.places import find_gguf
 from lemma.planning.data_amounts import Amount, amount_of, sequences_of
 from lemma.planning.hub_needs import kept_config
 from lemma.recipe import Recipe
@@ -204,4 +204,6 @@ def config_file(model: ModelOptions) -> Path | None:
 def read_config(file: Path) -> dict[str, Any]:
     if file.name == "config.json":
         return dict(json.loads(file.read_text(encoding="utf-8")))
+    from lemma.plugins.gguf.gguf_file import read_header
+
     return read_header(file).config()

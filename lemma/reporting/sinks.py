@@ -15,9 +15,7 @@ from lemma.core.ranks import rank
 from lemma.reporting.console import Console
 from lemma.reporting.logfile import LogFile
 from lemma.reporting.loggers import Logger, Loggers
-from lemma.reporting.mlflow import MLflow
 from lemma.reporting.tensorboard import TensorBoard
-from lemma.reporting.trackio import Trackio
 from lemma.reporting.wandb import WeightsAndBiases
 
 if TYPE_CHECKING:
@@ -34,6 +32,18 @@ class Logged:
     say: Callable[[str], None]
 
 
+def _mlflow(run: Logged) -> Logger:
+    from lemma.plugins.mlflow import MLflow
+
+    return MLflow(run.run_dir, run.recipe, run.say)
+
+
+def _trackio(run: Logged) -> Logger:
+    from lemma.plugins.trackio import Trackio
+
+    return Trackio(run.run_dir, run.recipe, run.say)
+
+
 LOGGERS: Registry[Callable[[Logged], Logger]] = Registry(
     "loggers",
     object,
@@ -42,8 +52,8 @@ LOGGERS: Registry[Callable[[Logged], Logger]] = Registry(
         "run.log": lambda run: LogFile(run.run_dir / "run.log"),
         "tensorboard": lambda run: TensorBoard(run.run_dir / "tensorboard"),
         "wandb": lambda run: WeightsAndBiases(run.run_dir, run.project, run.recipe, run.say),
-        "mlflow": lambda run: MLflow(run.run_dir, run.recipe, run.say),
-        "trackio": lambda run: Trackio(run.run_dir, run.recipe, run.say),
+        "mlflow": _mlflow,
+        "trackio": _trackio,
     },
 )
 

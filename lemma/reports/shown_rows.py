@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from lemma.config.document import parse_value
-from lemma.core.types import Demonstration, Preference, Problem
-from lemma.data.readers import Item, problem_of
+from lemma.core.types import Demonstration, Preference, Problem, problem_of
+from lemma.data.readers import Item
 from lemma.formats import Format, make_format
 from lemma.formats.encode import encode_prompt, warn_of_unknown_words
 from lemma.formats.turns import encode_turns

@@ -7,6 +7,7 @@ lemma: exact +3; approximate -3 to +1.5; answer -2 to +5; numbers -1.5 to +3; al
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import ClassVar, Literal
 
 from lemma.formats.working_out import WorkingOut
@@ -14,13 +15,17 @@ from lemma.rewards.correctness import need_gold
 from lemma.rewards.reward import Reward, RewardInput
 
 Variant = Literal["lemma", "notebook", "repository"]
-_USUAL = WorkingOut()
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"-?[\d.,]+")
 
 
+@cache
+def _usual() -> WorkingOut:
+    return WorkingOut()
+
+
 def _tags(item: RewardInput) -> WorkingOut:
-    return item.format if isinstance(item.format, WorkingOut) else _USUAL
+    return item.format if isinstance(item.format, WorkingOut) else _usual()
 
 
 def _block(text: str, tags: WorkingOut) -> str | None:

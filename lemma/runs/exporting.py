@@ -11,12 +11,12 @@ import torch
 
 from lemma.core.errors import UserError, nearest
 from lemma.data.hub import hub_origin
+from lemma.formats.format import PROMPT_FILE, trained_system
 from lemma.learning.checkpoint import BrokenCheckpoint, Checkpoint, CheckpointStore
 from lemma.learning.optimiser import Optimiser
 from lemma.models.load_model import build_policy
 from lemma.models.places import lasting
 from lemma.runs.joined_adapters import Joined, adapters_before, join_adapters, name_base
-from lemma.runs.prompt_file import PROMPT_FILE, trained_system
 from lemma.runs.run import RecipeLike
 from lemma.runs.run_folder import RunFolder, refuse_links
 from lemma.runs.run_options import stage_before

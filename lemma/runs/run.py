@@ -12,12 +12,11 @@ import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.launching import is_begun_already
+from lemma.config.document import leaves
 from lemma.core.collector import set_aside
 from lemma.core.errors import UserError, nearest
-from lemma.core.events import Progressed, Said, Sink
-from lemma.core.leaves import leaves
+from lemma.core.events import Progressed, Said, Sink, Tell, telling
 from lemma.core.outside import training
-from lemma.core.progress import Tell, telling
 from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
 from lemma.formats import Format
 from lemma.learning.divergence import Diverged

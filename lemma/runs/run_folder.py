@@ -26,10 +26,10 @@ from typing import IO, Any
 
 import yaml
 
+from lemma.config.document import in_yaml, leaves
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import JsonLines, from_json, leads_out, sync_folder, write_whole
-from lemma.core.leaves import in_yaml, leaves
 from lemma.core.version import installed_version, lemma_version
 from lemma.learning.manifest import find_damage
 from lemma.runs.run_options import STAGE_NAME

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from lemma.core.types import content_id
 from lemma.engines.protocol import Completion, Key, NewTokens, Request
 from lemma.formats.dialogue import Dialogue
+from lemma.formats.tool_calls import Style, parse_tool_calls
 from lemma.serving.engine_driver import Call, CallEvent, EngineDriver
-from lemma.serving.served_tools import read_calls
 from lemma.serving.text_stream import TextStream
 from lemma.serving.wire_requests import WireCall
 
@@ -147,3 +149,26 @@ class Exchange:
             min_tokens=sampling.min_tokens,
             before=request.prompt[-CONTEXT:].tolist() if self.asked.continues else (),
         )
+
+
+# The length that the strictest chat templates require.
+ID_LENGTH = 9
+
+
+def read_calls(text: str, style: Style, key: Key, sample: int) -> tuple[str, list[dict[str, Any]]]:
+    """The text without the calls, and the calls in the API's format.
+
+    If any call cannot be parsed, the whole text and no calls. The id of a call depends on the request only.
+    """
+    spoken = parse_tool_calls(text, style)
+    if not spoken.calls or any(call.fault for call in spoken.calls):
+        return text, []
+    calls = [
+        {
+            "id": content_id(key, sample, number)[:ID_LENGTH],
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+        }
+        for number, call in enumerate(spoken.calls)
+    ]
+    return spoken.content, calls

@@ -8,12 +8,12 @@ from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.ranks import from_leader, leader_first
-from lemma.core.types import Demonstration, Trajectory, content_id
+from lemma.core.types import Demonstration, Trajectory, content_id, problem_of
 from lemma.data.choices import as_asked
 from lemma.data.data_options import SourceOptions
 from lemma.data.held_out import place_of, question_of
 from lemma.data.load_rows import as_demonstration, load_items, read_source, varied
-from lemma.data.readers import Item, problem_of
+from lemma.data.readers import Item
 from lemma.data.sources import ARITHMETIC, files_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration

@@ -12,7 +12,7 @@ import numpy as np
 
 from lemma.core.collector import loading
 from lemma.core.errors import UserError
-from lemma.core.progress import counted
+from lemma.core.events import counted
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked

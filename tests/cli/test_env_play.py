@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
+from lemma.api.play_call import shown
 from lemma.cli import main
 from lemma.models.tiny import tiny_tokenizer
-from lemma.reports.shown_episode import shown
 from lemma.rollouts.episode import Episode, Turn
 from tests.environments.trouble import write_world
 

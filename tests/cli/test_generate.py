@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lemma.api.model_format import format_to_ask_in
+from lemma.api.model_of_run import format_to_ask_in
 from lemma.cli import generate
 from lemma.cli.parser import Parser
 from lemma.core.errors import UserError

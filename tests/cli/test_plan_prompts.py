@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lemma.cli import main
-from lemma.planning.prompt_words import unused_template
+from lemma.planning.run_plan import unused_template
 from lemma.recipe import load_recipe
 
 ROW = {"prompt": "Q: 2+2?", "response": "4"}

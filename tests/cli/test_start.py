@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lemma.config import Options
-from lemma.config.meanings import meaning_of
+from lemma.config.options import meaning_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lemma.cli import main
-from lemma.cluster.foreign_configs import ForeignConfig, read_foreign
 from lemma.core.errors import UserError
 from lemma.planning.run_plan import foreign_sentences
+from lemma.plugins.foreign_configs.foreign_configs import ForeignConfig, read_foreign
 from lemma.recipe import Recipe, load_recipe
 
 SCALING = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lemma.cluster.joining import RankPlace, place_of
 from lemma.cluster.rank_program import is_a_rank
 from lemma.core.errors import UserError
+from lemma.core.ranks import RankPlace, place_of
 
 NAMES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from lemma.cli.train import _arguments
-from lemma.cluster.ray_actors import Home
-from lemma.cluster.ray_job_spec import job_spec_of
-from lemma.cluster.ray_launch import RayJobSpec, launch_on_ray, variables_of
+from lemma.plugins.ray.ray_actors import Home
+from lemma.plugins.ray.ray_job_spec import job_spec_of
+from lemma.plugins.ray.ray_launch import RayJobSpec, launch_on_ray, variables_of
 from lemma.recipe import load_recipe
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lemma.cluster.rank_key import shared_key
+from lemma.cluster.joining import shared_key
 from lemma.core.errors import UserError
-from lemma.core.sealed import KEY_VARIABLE, seal, unseal
+from lemma.core.ranks import KEY_VARIABLE, seal, unseal
 from tests.cluster.forked import wait_for
 
 RANK = """

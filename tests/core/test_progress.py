@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lemma.core import progress
+from lemma.core import events
 from lemma.core.collector import loading
-from lemma.core.progress import counted, telling
+from lemma.core.events import counted, telling
 from lemma.data.read_files import read_file
 
 Told = list[tuple[str, int, int]]
@@ -20,8 +20,8 @@ Told = list[tuple[str, int, int]]
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """What is told where no work is too short."""
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "BETWEEN", 0.0)
+    monkeypatch.setattr(events, "PATIENCE", 0.0)
+    monkeypatch.setattr(events, "BETWEEN", 0.0)
     return []
 
 

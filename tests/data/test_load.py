@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Problem
-from lemma.data import cache, choices, load_rows, marks, pairs, quantities, readers, roles, sources, vary
+from lemma.data import cache, choices, load_rows, pairs, readers, sources
 from lemma.data.data_options import ArithmeticOptions, DataOptions, LengthOptions, SourceOptions
 from lemma.data.held_out import split_share
 from lemma.data.load_rows import (
@@ -24,6 +24,7 @@ from lemma.data.load_rows import (
     take,
 )
 from lemma.data.prepared import write_rows
+from lemma.plugins.vary import marks, quantities, roles, vary
 
 
 def write(path, rows):
@@ -267,12 +268,14 @@ def test_rows_left_out_are_told_whenever_the_rest_is_used(tmp_path, kept):
 
 
 def test_code_that_reads_and_filters_rows_names_the_entries(monkeypatch):
-    before = cache._code_digest.__wrapped__()
+    before, without = cache._code_digest.__wrapped__(True), cache._code_digest.__wrapped__(False)
     really = cache.inspect.getsource
     for module in (load_rows, sources, choices, readers, pairs, marks, quantities, roles, vary):
         other = lambda one, module=module: really(one) + ("# other" if one is module else "")  # noqa: E731
         monkeypatch.setattr(cache.inspect, "getsource", other)
-        assert cache._code_digest.__wrapped__() != before, module.__name__
+        assert cache._code_digest.__wrapped__(True) != before, module.__name__
+        reads_numbers = module in (marks, quantities, roles, vary)
+        assert (cache._code_digest.__wrapped__(False) == without) == reads_numbers, module.__name__
 
 
 def test_other_content_or_other_options_are_another_entry(tmp_path, kept):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lemma.data.marks import holds, parsed, value_of, without_marks, working_of
+from lemma.plugins.vary.marks import holds, parsed, value_of, without_marks, working_of
 
 
 def value(text):

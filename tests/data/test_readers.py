@@ -5,9 +5,9 @@ import re
 import pytest
 
 from lemma.core.errors import UserError
-from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
+from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, problem_of
 from lemma.data import readers
-from lemma.data.readers import READERS, choose, problem_of
+from lemma.data.readers import READERS, choose
 from lemma.data.rows import Row, boxed
 
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from lemma.core.errors import UserError
-from lemma.core.types import Demonstration
+from lemma.core.types import Demonstration, problem_of
 from lemma.data.data_options import DataOptions, SourceOptions
 from lemma.data.load_rows import load_demonstrations, load_items, load_problems
-from lemma.data.readers import READERS, problem_of
+from lemma.data.readers import READERS
 from lemma.data.sources import rows_of
 from tests.shared import SHARED, shared
 

@@ -16,9 +16,9 @@ from lemma.core.types import Demonstration, Message, Preference, Problem
 from lemma.data.data_options import DataOptions, SourceOptions
 from lemma.data.held_out import split_share
 from lemma.data.load_rows import load_demonstrations, load_items, load_problems, row_of
-from lemma.data.marks import holds, numbers_in
-from lemma.data.roles import Unclear, plan_of
-from lemma.data.vary import ORIGIN, unmarked, vary, written
+from lemma.plugins.vary.marks import holds, numbers_in
+from lemma.plugins.vary.roles import Unclear, plan_of
+from lemma.plugins.vary.vary import ORIGIN, unmarked, vary, written
 from tests.shared import shared
 
 

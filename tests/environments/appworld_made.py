@@ -17,7 +17,7 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.environments import AppWorldOptions
-from lemma.environments.appworld.appworld_setup import set_up
+from lemma.plugins.appworld.appworld_setup import set_up
 
 BUILDER = Path(__file__).with_name("appworld_root.py")
 

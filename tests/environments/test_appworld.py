@@ -20,9 +20,9 @@ import yaml
 from lemma.cli import main
 from lemma.core.types import Outcome, Problem
 from lemma.environments import Action, AppWorldOptions, Attempt, WorldGone
-from lemma.environments.appworld import appworld_episode, runner_client
-from lemma.environments.appworld.appworld_episode import AppWorldEpisode
 from lemma.evaluation.results import read_report
+from lemma.plugins.appworld import appworld_episode, runner_client
+from lemma.plugins.appworld.appworld_episode import AppWorldEpisode
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
 from lemma.runs.run import train

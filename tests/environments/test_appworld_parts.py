@@ -14,10 +14,6 @@ from lemma.cli.env import run_setup as set_up_command
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import AppWorldOptions, Attempt
-from lemma.environments.appworld.agents import Agent, code_of, heard
-from lemma.environments.appworld.runner_client import RunnerSettings, connect, stop_all
-from lemma.environments.appworld.task_worth import Tests as Found
-from lemma.environments.appworld.task_worth import goal_completion, outcome
 from lemma.environments.confined.syscall_filter import (
     AUDIT,
     CLONE,
@@ -30,6 +26,10 @@ from lemma.environments.confined.syscall_filter import (
     numbers,
     program,
 )
+from lemma.plugins.appworld.agents import Agent, code_of, heard
+from lemma.plugins.appworld.runner_client import RunnerSettings, connect, stop_all
+from lemma.plugins.appworld.task_worth import Tests as Found
+from lemma.plugins.appworld.task_worth import goal_completion, outcome
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_setup_goes_on_where_it_is_set_up_and_says_how_to_get_the_data(
 ) -> None:
     from argparse import Namespace
 
-    from lemma.environments.appworld.appworld_setup import STAMP, VERSION
+    from lemma.plugins.appworld.appworld_setup import STAMP, VERSION
 
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / STAMP).write_text(VERSION)

@@ -26,9 +26,8 @@ from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Request, Sampling
 from lemma.environments import Action, Observation
 from lemma.environments.calculator import calculator
-from lemma.environments.order_frames import answer_from, order_from
 from lemma.environments.python_tool import PythonTools
-from lemma.environments.room import Opening, WorldAnswer, WorldOrder
+from lemma.environments.room import Opening, WorldAnswer, WorldOrder, answer_from, order_from
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format

@@ -17,9 +17,8 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import Action as Said
 from lemma.environments import OpenEnv, WorldGone
-from lemma.environments.openenv import with_field
 from lemma.environments.trial import try_out
-from lemma.environments.websocket import WebSocket
+from lemma.plugins.openenv import WebSocket, with_field
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
 from lemma.runs.run import train
@@ -155,8 +154,10 @@ def test_what_is_wrong_with_an_action_is_told_and_the_episode_goes_on(url: str) 
     world.reset(Problem((), id="p"), 0)
     assert "message: Field required" in world.step(Said("1")).text
     world.close()
+    world = OpenEnv(url=url, reset_data={"low": "bad seed"}).make()
     with pytest.raises(WorldGone, match="bad seed"):
-        OpenEnv(url=url, reset_data={"low": "bad seed"}).make().reset(Problem((), id="p"), 0)
+        world.reset(Problem((), id="p"), 0)
+    world.close()
     found = {(one.topic, one.level): one.text for one in try_out(wrong, wrong.problems("train")[:1], 0)}
     assert found["step", "BAD"].startswith("every action is refused: ")
 
@@ -172,14 +173,14 @@ def test_fields_of_actions_and_observations_may_be_nested() -> None:
 
 
 def test_a_full_server_is_one_sentence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lemma.environments.openenv.PATIENCE", 0.3)
+    monkeypatch.setattr("lemma.plugins.openenv.PATIENCE", 0.3)
     worlds = [OpenEnv(url=url).make() for _ in range(SESSIONS + 1)]
     for world in worlds[:-1]:
         world.reset(Problem((), id="p"), 0)
     with pytest.raises(UserError, match=r"takes no further session: .*; start it with a larger max_concurrent_envs"):
         worlds[-1].reset(Problem((), id="p"), 0)
     worlds[0].close()
-    monkeypatch.setattr("lemma.environments.openenv.PATIENCE", 5)
+    monkeypatch.setattr("lemma.plugins.openenv.PATIENCE", 5)
     worlds[-1].reset(Problem((), id="p"), 0)
     for world in worlds[1:]:
         world.close()

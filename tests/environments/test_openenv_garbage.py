@@ -14,9 +14,9 @@ import pytest
 from lemma.core.types import Problem
 from lemma.environments import Observation, OpenEnv
 from lemma.environments.env_handle import EnvFailure
-from lemma.environments.websocket import ACCEPT
 from tests.environments.trouble import Worlds, wait
 
+ACCEPT = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TOLD = json.dumps({"type": "observation", "data": {"observation": {"said": "go"}, "done": False, "reward": 1.0}})
 # What is sent in answer to an action of this name; nothing at all to others.
 ANSWERS: dict[str, bytes] = {
@@ -57,7 +57,13 @@ def serve(connection: socket.socket) -> None:
             head += file.read(4096) or b""
         key = next(line for line in head.split(b"\r\n") if line.startswith(b"Sec-WebSocket-Key")).split()[1]
         accept = base64.b64encode(hashlib.sha1(key + ACCEPT.encode()).digest())
-        connection.sendall(b"HTTP/1.1 101 Go on\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n")
+        lines = (
+            b"HTTP/1.1 101 Go on",
+            b"Upgrade: websocket",
+            b"Connection: Upgrade",
+            b"Sec-WebSocket-Accept: " + accept,
+        )
+        connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n")
         while True:
             try:
                 asked = json.loads(read(file))

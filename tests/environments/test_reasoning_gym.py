@@ -9,7 +9,7 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.environments import Action, ReasoningGym
-from lemma.environments.reasoning_gym import EXECUTES, UNFIT, generators, is_harmless, scored
+from lemma.plugins.reasoning_gym import EXECUTES, UNFIT, generators, is_harmless, scored
 
 NONSENSE = ("no idea", "banana", "???", "")
 # Its problems are made of other generators', which must be named.

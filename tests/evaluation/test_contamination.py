@@ -15,7 +15,7 @@ from lemma.core.random import stream
 from lemma.core.types import Message, Problem
 from lemma.data.choices import shown
 from lemma.data.contamination import find_matches, normalised
-from lemma.evaluation.repeated import asked
+from lemma.evaluation.stage_data import asked
 from tests.shared import shared
 
 LONG = (

@@ -25,11 +25,10 @@ from lemma.core.events import Event, Progressed
 from lemma.engines import open_engine
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Completion, Request
-from lemma.evaluation.eval_folder import claim
 from lemma.evaluation.eval_settings import EvalOptions
 from lemma.evaluation.evaluator import EvalSettings, evaluate
 from lemma.evaluation.rescore import rescore
-from lemma.evaluation.results import VERSION, read_report
+from lemma.evaluation.results import VERSION, claim, read_report
 from lemma.grading import GradingService, grade
 from tests.core.disk_calls import disk_calls
 from tests.evaluation.conftest import ENTRY

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from lemma.config.meanings import meaning_of
+from lemma.config.options import meaning_of
 from lemma.core.errors import UserError
 from lemma.formats import FORMATS, make_format
 

@@ -17,12 +17,12 @@ from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
 
 from lemma.cli import main
 from lemma.core.errors import UserError
-from lemma.models import gguf, gguf_file
-from lemma.models.gguf_file import Header, read_header
 from lemma.models.load_model import build_policy, load_for_inference, load_policy, load_tokenizer
 from lemma.models.memory import Shape
 from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.places import resolve
+from lemma.plugins.gguf import gguf, gguf_file
+from lemma.plugins.gguf.gguf_file import Header, read_header
 from tests.models.gguf_made_here import SIZES, made_model, write_gguf
 from tests.models.small import CPU
 from tests.stages.sft_world import World

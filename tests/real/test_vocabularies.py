@@ -10,7 +10,7 @@ from lemma.formats import FORMATS, make_format
 from lemma.formats.chat import ChatFormat
 from lemma.formats.encode import encode_demonstration, encode_document, encode_prompt, encode_text
 from lemma.formats.format import adds_bos
-from lemma.models.gguf import find_ends
+from lemma.plugins.gguf.gguf import find_ends
 from tests.real.conftest import Speaker, Vocabulary, read_once
 
 # What the published tokenizers put in front of a text: that of Llama 3, Phi-3 and others BOS, the others nothing.

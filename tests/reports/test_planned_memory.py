@@ -12,8 +12,8 @@ from lemma.config.load import load_values
 from lemma.learning.learning_options import USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import ModelOptions
-from lemma.planning.planned_memory import planned_gib
 from lemma.recipe import Recipe
+from lemma.reports.page_data import planned_gib
 
 
 def recipe_of(device: str = "cpu", **cluster: Any) -> dict[str, Any]:

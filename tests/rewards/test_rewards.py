@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lemma.config.meanings import meaning_of
+from lemma.config.options import meaning_of
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.formats import make_format

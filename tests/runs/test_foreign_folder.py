@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lemma.core.errors import LemmaWarning, UserError
-from lemma.evaluation.eval_folder import alone_in
+from lemma.evaluation.results import alone_in
 from lemma.recipe import Recipe
 from lemma.reports.run_cleaning import find_spare, remove
 from lemma.reports.run_reader import RunReader

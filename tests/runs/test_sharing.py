@@ -26,7 +26,7 @@ from transformers import (
 
 from lemma.cli import main
 from lemma.core.errors import UserError
-from lemma.models.gguf_writing import write_gguf
+from lemma.plugins.gguf.gguf_writing import write_gguf
 from lemma.runs.card_contamination import check_stages, in_words
 from lemma.runs.model_card import card_text
 from lemma.runs.publishing_model import convert, precision_of
@@ -293,7 +293,7 @@ def test_a_gguf_file_has_the_logits_of_its_model(name: str, dtype: str, tmp_path
     exact = logits(folder, dtype=torch.float32)
     theirs = logits(folder, gguf_file=file.name, dtype=torch.float32)
     assert torch.allclose(theirs, exact, atol=1e-5), (theirs - exact).abs().max()
-    from lemma.models.gguf import load_tokenizer
+    from lemma.plugins.gguf.gguf import load_tokenizer
 
     text = "def f(x):\n    return 12345  # it's"
     assert load_tokenizer(file)(text)["input_ids"] == tokenizer(text)["input_ids"]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lemma.api.model_format import format_of_model
+from lemma.api.model_of_run import format_of_model
 from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.formats.encode import encode_prompt
-from lemma.runs.prompt_file import trained_system
+from lemma.formats.format import trained_system
 from tests.stages.sft_world import World
 
 SYSTEM = "eva has pens ."

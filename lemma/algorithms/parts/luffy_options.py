@@ -118,7 +118,7 @@ class LuffyCompat(Options):
 
     micro_batch_scale: bool = False
     """Normalise exactly as the original does: sums and means per micro-batch, so the loss depends on the packing."""
-    on_policy: ReshapeOptions = ReshapeOptions()
+    on_policy: ReshapeOptions = Field(default_factory=ReshapeOptions)
     """The policy's own tokens: how the ratio of the new to the old policy is reshaped."""
     skip_above: float | None = Field(None, gt=0, le=1)
     """Mask tokens whose probability under the policy is above this."""
@@ -162,9 +162,9 @@ LUFFY_MOVED = {name: f"compat.{name}" for name in LuffyCompat.model_fields}
 class LuffyOptions(Algorithm):
     """Which samples begin with a teacher's trace, how its tokens are weighted, and what else is in the loss."""
 
-    prefix: PrefixOptions = PrefixOptions()
+    prefix: PrefixOptions = Field(default_factory=PrefixOptions)
     """Which samples begin with a teacher's trace."""
-    off_policy: OffPolicyOptions = OffPolicyOptions()
+    off_policy: OffPolicyOptions = Field(default_factory=OffPolicyOptions)
     """The weight of a teacher's tokens."""
     statistics: Literal["group", "on_policy"] = "group"
     """Whose rewards form the baseline: the whole group's, or those of the policy's own samples."""
@@ -181,7 +181,7 @@ class LuffyOptions(Algorithm):
     kl: shared.KlWeight = 0.0
     kl_estimator: shared.KlEstimator = "low_var_kl"
     mismatch_cap: shared.MismatchCap = None
-    compat: LuffyCompat = LuffyCompat()
+    compat: LuffyCompat = Field(default_factory=LuffyCompat)
     """Options of the original code that its published runs do not use."""
 
     @model_validator(mode="before")

@@ -16,7 +16,7 @@ from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Message, Problem, Trajectory
 from lemma.data.arithmetic import mistaken
 from lemma.data.data_options import JOURNAL, DataOptions, journal_place
-from lemma.data.held_out import question_of, split_share
+from lemma.data.held_out import origin_of, question_of, split_share
 from lemma.data.load_rows import (
     filter_by_length,
     judgements,
@@ -28,7 +28,6 @@ from lemma.data.load_rows import (
 )
 from lemma.data.rows import Row
 from lemma.data.sources import ARITHMETIC
-from lemma.data.vary import origin_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
 from lemma.rollouts.episode import Episode

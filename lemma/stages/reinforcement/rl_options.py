@@ -123,7 +123,7 @@ class ReinforcementOptions(StageOptions):
     )
     """What replies between the turns of an episode: a name, or a mapping with name and options. Default: nothing, so a
     problem gets one response. The environment's own score is the reward `environment`, and gives the verdict."""
-    rollout: RolloutOptions = RolloutOptions()
+    rollout: RolloutOptions = Field(default_factory=RolloutOptions)
     """How completions are sampled; limits are per turn."""
     batch: RlBatchOptions = RlBatchOptions()
     """Batch sizes."""
@@ -191,7 +191,8 @@ class ReinforcementOptions(StageOptions):
             return given
         chosen = given.get("environment")
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", chosen)
-        is_graded = isinstance(name, str) and name in ENVIRONMENTS and ENVIRONMENTS[name].is_graded
+        environment = ENVIRONMENTS.with_lemma(name) if isinstance(name, str) else None
+        is_graded = environment is not None and environment.is_graded
         return given if name in (None, "single_turn") or is_graded else {**given, "rewards": ["environment"]}
 
     @model_validator(mode="after")

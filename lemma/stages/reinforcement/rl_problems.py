@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lemma.core.errors import UserError
-from lemma.core.types import Demonstration, Problem
+from lemma.core.types import Demonstration, Problem, problem_of
 from lemma.data.load_rows import GRADED, load_problems, load_rows
-from lemma.data.readers import Item, problem_of
+from lemma.data.readers import Item
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT
 from lemma.formats.turns import first_asked
 from lemma.rewards.combine import labels

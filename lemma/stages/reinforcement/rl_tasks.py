@@ -12,13 +12,13 @@ import numpy as np
 
 from lemma.core.collector import loading
 from lemma.core.errors import UserError
-from lemma.core.progress import counted
-from lemma.core.types import Demonstration, Problem
+from lemma.core.events import counted
+from lemma.core.types import Demonstration, Problem, problem_of
 from lemma.data.choices import as_asked
 from lemma.data.data_options import DataOptions, LengthOptions
 from lemma.data.held_out import questions_of, split_share
 from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of
-from lemma.data.readers import Item, problem_of
+from lemma.data.readers import Item
 from lemma.environments import EnvironmentOptions
 from lemma.environments.openings import opened_all
 from lemma.formats import Format

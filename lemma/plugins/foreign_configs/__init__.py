@@ -1,0 +1,1 @@
+"""What the configuration files of DeepSpeed, Accelerate and FSDP mean here."""

@@ -1,0 +1,1 @@
+"""The same problems with other numbers, from solutions with calculator marks."""
