@@ -60,7 +60,7 @@ def make_chain(folder: Path, tool: Path) -> Chain:
     (folder / "problems.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     environment = {
         "name": "custom", "class": f"{tool}:Slow", "options": {"notes": str(folder / "notes")}, "turns": TURNS,
-        "reply_tokens": 8, "workers": 4, "worker_calls": 256, "episodes": PROBLEMS * GROUP, "step_seconds": 4,
+        "reply_tokens": 8, "workers": 4, "worker_calls": 256, "episodes": PROBLEMS * GROUP, "step_seconds": 20,
     }  # fmt: skip
     stage = {
         "kind": "rl", "steps": STEPS, "data": {"source": str(folder / "problems.jsonl")}, "rollout": {"max_tokens": 4},
