@@ -28,7 +28,8 @@ AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Calls that are allowed with some arguments only.
 CLONE, FCNTL, PRLIMIT = {"x86_64": 56, "aarch64": 220}, {"x86_64": 72, "aarch64": 25}, {"x86_64": 302, "aarch64": 261}
 IOCTL, SOCKETPAIR = {"x86_64": 16, "aarch64": 29}, {"x86_64": 53, "aarch64": 199}
-OPEN, OPENAT = {"x86_64": 2, "aarch64": None}, {"x86_64": 257, "aarch64": 56}
+# `open` and `openat`, each with where it says how the file is opened.
+OPENS = {"x86_64": {2: SECOND, 257: THIRD}, "aarch64": {56: THIRD}}
 # Calls whose arguments cannot be read here; others do the same, and libraries fall back to them.
 CLONE3, OPENAT2 = 435, 437
 # A file that is opened without leave to write can be emptied all the same, and Landlock before version 3 lets it be.
@@ -129,9 +130,8 @@ def program(machine: str) -> bytes:
     lines += _by_argument(IOCTL[machine], SECOND, dict.fromkeys(DEVICE_COMMANDS.values(), ALLOW), NO_TERMINAL)
     lines += _by_argument(SOCKETPAIR[machine], SECOND, {STREAM: ALLOW}, REFUSE, bits=KIND_OF_SOCKET)
     without_leave = dict.fromkeys((EMPTIES, EMPTIES | HOW_IT_OPENS), REFUSE)
-    for number, place in ((OPEN[machine], SECOND), (OPENAT[machine], THIRD)):
-        if number is not None:
-            lines += _by_argument(number, place, without_leave, ALLOW, bits=EMPTIES | HOW_IT_OPENS)
+    for number, place in OPENS[machine].items():
+        lines += _by_argument(number, place, without_leave, ALLOW, bits=EMPTIES | HOW_IT_OPENS)
     # Threads are allowed, processes are not.
     lines += [_jump(CLONE[machine], 0, 3), _load(FIRST), _jump_if_set(CLONE_THREAD, 1, 0), _give(REFUSE), _give(ALLOW)]
     return b"".join(lines)
