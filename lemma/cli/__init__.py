@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TextIO, cast
@@ -14,7 +15,7 @@ from lemma.cli.parser import Parser
 from lemma.cluster.rank_end import INTERRUPTED, run_and_exit
 from lemma.core.errors import UserError, nearest, warnings_said
 from lemma.core.system_errors import explained
-from lemma.core.terminal import VisibleStream, show_error, visible_logs
+from lemma.core.terminal import VisibleStream, show_error, show_thread_error, visible_logs
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
 COMMANDS: dict[str, str] = {
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _main(argv)
     sys.excepthook = show_error
+    threading.excepthook = show_thread_error
     return run_and_exit(lambda: _main(None))
 
 

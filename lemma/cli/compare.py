@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from lemma.cli.parser import Parser, named, program
+from lemma.cli.parser import Parser, named, program, say
 from lemma.core.errors import UserError
 
 DESCRIPTION = """\
@@ -36,6 +35,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     if _are_runs(args.first, args.second):
         return _compare_runs(args.first, args.second, args.json)
+    from lemma.core.events import Said
     from lemma.core.files import write_whole
     from lemma.evaluation.comparison import METRICS, changes_of, compare, in_words, read_evaluation, shown_change
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         for what, change in changes_of(row, args.show):
             print(shown_change(what, change, row.benchmark, first, second, METRICS[args.metric]))
     for doubt in comparison.doubts:
-        print(f"lemma: warning: {doubt}", file=sys.stderr)
+        say(Said(f"warning: {doubt}"))
     if args.json is not None:
         rows = [{**asdict(row), "differs": row.differs, "words": row.words} for row in comparison.rows]
         mean = None if comparison.mean is None else {**asdict(comparison.mean), "words": comparison.mean.words}
@@ -73,6 +73,7 @@ def _are_runs(first: Path, second: Path) -> bool:
 
 
 def _compare_runs(first: Path, second: Path, to: Path | None) -> int:
+    from lemma.core.events import Said
     from lemma.core.files import write_whole
     from lemma.reports.compare_runs import compare_runs
     from lemma.reports.run_reader import open_runs
@@ -81,7 +82,7 @@ def _compare_runs(first: Path, second: Path, to: Path | None) -> int:
     print(f"A: {first}\nB: {second}\n")
     print("\n".join(comparison.in_words()))
     for doubt in comparison.doubts:
-        print(f"lemma: warning: {doubt}", file=sys.stderr)
+        say(Said(f"warning: {doubt}"))
     print(f"\n`{program()} report {first} {second}` shows the curves over each other.")
     if to is not None:
         content = {"a": str(first), "b": str(second), **asdict(comparison)}

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lemma.cli.parser import Parser, add_ranks, named
+from lemma.cli.parser import Parser, add_ranks, named, say
 from lemma.config.options import meaning_of
 from lemma.config.shape import branches
 from lemma.core.errors import UserError
@@ -122,7 +122,7 @@ def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Ben
     """Measure, alone or with the other ranks; the first one shows the numbers."""
     from lemma.api.evaluate_call import evaluation_task, measure
     from lemma.api.model_of_run import model_at
-    from lemma.core.events import silent
+    from lemma.core.events import Said, silent
     from lemma.core.ranks import is_leader, leader_first
     from lemma.evaluation.lenient import hints
     from lemma.reporting.console import Console
@@ -143,7 +143,7 @@ def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Ben
         console.close(failed=False)
     _show(report, task.folder)
     for sentence in hints(report):
-        print(f"lemma: warning: {sentence}", file=sys.stderr)
+        say(Said(f"warning: {sentence}"))
     return 0
 
 
@@ -174,6 +174,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _show(report: Report, folder: Path) -> None:
+    from lemma.core.events import Said
     from lemma.evaluation.results import as_markdown
     from lemma.evaluation.terminal_table import as_table
 
@@ -181,11 +182,11 @@ def _show(report: Report, folder: Path) -> None:
         sys.stdout.write(as_table(report, shutil.get_terminal_size().columns))
     else:
         sys.stdout.write(as_markdown(report))
-    print(f"lemma: the results are in {folder}", file=sys.stderr)
+    say(Said(f"the results are in {folder}"))
 
 
 def _rescore(args: argparse.Namespace) -> int:
-    from lemma.core.events import Progressed
+    from lemma.core.events import Progressed, Said
     from lemma.evaluation.rescore import rescore
     from lemma.reporting.console import Console
 
@@ -202,5 +203,5 @@ def _rescore(args: argparse.Namespace) -> int:
     _show(after, folder)
     for name, rows in after.rows.items():
         changed = sum(new.verdict != old.verdict for new, old in zip(rows, before.rows[name], strict=True))
-        print(f"lemma: {name}: {changed} of {len(rows)} verdicts are different now", file=sys.stderr)
+        say(Said(f"{name}: {changed} of {len(rows)} verdicts are different now"))
     return 0

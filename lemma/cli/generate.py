@@ -215,7 +215,7 @@ def _print_json(asker: Asker, problem: Problem, completion: Completion, args: ar
 
 def _chat(asker: Asker, args: argparse.Namespace) -> int:
     """Questions and answers until an empty line; Ctrl-C ends an answer, not the conversation."""
-    print(f"SampleRequest; an empty line ends the conversation, {FORGET} begins another.")
+    print(f"Ask; an empty line ends the conversation, {FORGET} begins another.")
     turns: list[Message] = []
     while True:
         try:

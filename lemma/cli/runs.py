@@ -70,7 +70,8 @@ def _clean(folder: Path, yes: bool) -> int:
         print("there is nothing to remove")
         return 0
     for one in spare:
-        words = f"{one.run}: {len(one.paths)} {one.kind}, {in_bytes(one.size)}"
+        # `input` writes to the terminal by itself.
+        words = visible(f"{one.run}: {len(one.paths)} {one.kind}, {in_bytes(one.size)}")
         if yes or not sys.stdin.isatty():
             print(words)
         elif input(f"{words}; remove? [y/N] ").strip().lower() not in ("y", "yes"):

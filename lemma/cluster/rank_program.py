@@ -17,6 +17,7 @@ from lemma.cluster.launching import Launcher
 from lemma.cluster.rank_watch import LOST, RankLost, say_loss
 from lemma.core.errors import UserError, warnings_said
 from lemma.core.ranks import RankWorld, is_leader, place_of, use_slots, world_size
+from lemma.core.terminal import visible
 
 if TYPE_CHECKING:
     from lemma.recipe import Recipe
@@ -81,7 +82,7 @@ def start_ranks(
     has died."""
 
     def say(text: str) -> None:
-        print(f"lemma: {text}{hint if text.startswith('error: ') else ''}", file=sys.stderr, flush=True)
+        print(visible(f"lemma: {text}{hint if text.startswith('error: ') else ''}"), file=sys.stderr, flush=True)
 
     command = [sys.executable, "-m", "lemma", *arguments]
     return Launcher(command, count, folder, restarts=restarts, fresh=fresh, say=say).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -43,7 +44,12 @@ def unescaped(stream: TextIO) -> TextIO:
 
 
 class VisibleRecord(logging.LogRecord):
-    """A line of a library's log, which may quote anything that it has read."""
+    """A line of a library's log, which may quote anything that it has read, as may the error under it."""
+
+    def __init__(self, *given: Any, **more: Any):
+        super().__init__(*given, **more)
+        if self.exc_info and self.exc_info[0] is not None:
+            self.exc_text = visible("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
 
     def getMessage(self) -> str:
         return visible(super().getMessage())
@@ -60,6 +66,12 @@ def visible_logs() -> Iterator[None]:
         logging.setLogRecordFactory(before)
 
 
-def show_error(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+def show_error(kind: type[BaseException], error: BaseException | None, place: TracebackType | None) -> None:
     """Python's own words about an error that nobody has explained, `visible`."""
     sys.stderr.write(visible("".join(traceback.format_exception(kind, error, place))))
+
+
+def show_thread_error(left: threading.ExceptHookArgs) -> None:
+    """The same about an error that a thread ended with."""
+    if left.exc_type is not SystemExit:
+        show_error(left.exc_type, left.exc_value, left.exc_traceback)

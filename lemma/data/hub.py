@@ -24,6 +24,8 @@ LARGE = 8 << 20
 """Files of at least this many bytes show a bar while they are fetched."""
 PLAIN = {"Accept-Encoding": "identity"}
 LONGEST_LISTING, LONGEST_REFUSAL = 64 << 20, 1 << 20
+LONGEST_WAIT = 300
+"""For how many seconds a hub may have its client wait before it asks again: as long as the hub counts requests."""
 SHOWN = 20
 """How many file names a message lists."""
 PARTS = Path(OURS) / "lemma"
@@ -100,7 +102,8 @@ def hub_errors(kind: Kind, name: str, revision: str | None = None) -> Iterator[N
 @contextmanager
 def _answers_checked() -> Iterator[None]:
     """Context in which every answer is looked at before the hub's client reads it: one in a coding, which nobody asked
-    for, may become any number of bytes, and of redirections and refusals the client reads all there is."""
+    for, may become any number of bytes; of redirections and refusals the client reads all there is, and it waits for as
+    long as it is told."""
     import httpx
     from huggingface_hub.utils import get_session
 
@@ -108,6 +111,9 @@ def _answers_checked() -> Iterator[None]:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise not_a_hub("the coding of its answers")
         if not answer.is_success:
+            told = f"t={answer.headers.get('Retry-After')} {answer.headers.get('RateLimit')}"
+            if max(map(int, re.findall(r"\bt\s*=\s*(\d+)", told)), default=0) > LONGEST_WAIT:
+                raise UserError(f"{answer.url.host} lets nobody ask again for a long time", fix="try again later")
             text, stream = bytearray(), cast("httpx.SyncByteStream", answer.stream)
             for piece in stream:
                 text += piece

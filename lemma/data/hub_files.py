@@ -7,7 +7,8 @@ import os
 import re
 import unicodedata
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -44,9 +45,9 @@ def listing(info: Any, repository: str) -> tuple[str, list[HubFile]]:
     if not re.fullmatch(r"[0-9a-f]{40,64}", str(info["sha"])):
         raise not_a_hub(f"the commit of '{repository}'")
     files = [_file(one, repository) for one in info["siblings"] or []]
-    names = {one.name for one in files}
-    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    if len(names) < len(files) or names & folders:
+    # What begins with a name and a slash follows it at once.
+    names = sorted(f"{one.name}/" for one in files)
+    if any(below.startswith(name) for name, below in pairwise(names)):
         raise not_a_hub(f"the names of the files of '{repository}'")
     return str(info["sha"]), [one for one in files if one.name.split("/")[0].casefold() != OURS]
 

@@ -244,7 +244,8 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint on disk, valid or not."""
-        return sorted(int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdecimal())
+        steps = (int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdecimal())
+        return sorted(step for step in steps if self._path(step).exists())
 
     def _find_oldest(self) -> int:
         return min(self.steps()[-self.keep :], default=0)

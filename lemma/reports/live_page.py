@@ -25,6 +25,7 @@ from starlette.routing import Route
 from lemma.core.errors import UserError
 from lemma.reports.page import make_page
 from lemma.reports.page_data import PageData
+from lemma.reports.report_file import DAMAGE
 from lemma.reports.run_reader import RunReader
 from lemma.serving.http_server import HttpServer, as_json
 
@@ -79,7 +80,7 @@ def live_app(content: LivePage, token: str) -> Starlette:
             try:
                 question = json.loads(body)
                 found = await to_thread.run_sync(ask, question if isinstance(question, dict) else {})
-            except (ValueError, KeyError, IndexError, TypeError, OSError, UserError, RecursionError):
+            except (OSError, UserError, RecursionError, *DAMAGE):
                 return _reply("there is nothing of this name, or it cannot be read", status=404)
             return _reply(as_json(found), "application/json")
 

@@ -19,6 +19,8 @@ LONGEST = 20_000
 SAMPLES = 128
 # Maximum number of steps of a stage whose journals are read: reading all of a long run would take minutes.
 STEPS = 80
+# What samples of other types than a run writes raise.
+DAMAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
 @dataclass
@@ -54,7 +56,8 @@ def _fill(run: RunReader, number: int, chunks: dict[str, str], room: int) -> dic
     for place in in_turn(run.chunks()):
         try:
             chunk = run.read(place, LONGEST, SAMPLES)
-        except (UserError, OSError, ValueError):  # removed in the meantime, or damaged: show the others
+            problems = problems_of(chunk)
+        except (UserError, OSError, *DAMAGE):  # removed in the meantime, or damaged: show the others
             continue
         if not chunk["samples"]:
             continue
@@ -65,7 +68,7 @@ def _fill(run: RunReader, number: int, chunks: dict[str, str], room: int) -> dic
             continue
         room -= len(text) + 100
         chunks[f"{number}:{place.key}"] = text
-        kept[place.key] = {"problems": problems_of(chunk), "count": len(chunk["samples"])}
+        kept[place.key] = {"problems": problems, "count": len(chunk["samples"])}
     return kept
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lemma.config.document import read
 from lemma.core.errors import UserError
 from lemma.core.files import from_json
 from lemma.evaluation.results import is_complete
@@ -90,7 +89,7 @@ class RunReader:
                 others.append(EvaluationPlace(folder.name, folder))
             for inner in sorted(folder.glob("step-*")):
                 number = inner.name.removeprefix("step-")
-                if number.isdigit() and is_complete(inner):
+                if number.isdecimal() and is_complete(inner):
                     name = f"{folder.name}, step {int(number)}"
                     numbered.append(EvaluationPlace(name, inner, folder.name, int(number)))
         return numbered + sorted(others, key=lambda one: (one.folder / "results.json").stat().st_mtime)
@@ -129,10 +128,9 @@ class RunReader:
 def _read_recipe(folder: Path) -> dict[str, Any]:
     path = folder / "recipe.yaml"
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return read(path).data
+    except UserError as error:
         raise UserError("the recipe of this run cannot be read", file=path, fix="restore it") from error
-    return recipe if isinstance(recipe, dict) else {}
 
 
 def open_runs(folders: list[Path]) -> list[RunReader]:

@@ -105,7 +105,7 @@ def read_notes(folder: Path, step: int) -> dict[Attempt, Noted]:
         with np.load(notes_path(folder, step), allow_pickle=False) as file:
             columns = {name: file[name] for name in file.files}
         return _by_attempt(columns)
-    except (OSError, ValueError, KeyError, EOFError, IndexError, zlib.error, BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, IndexError, RuntimeError, zlib.error, BadZipFile):
         return {}
 
 

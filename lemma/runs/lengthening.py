@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import yaml
-
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
@@ -59,9 +57,9 @@ def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[
 def _changed(folder: RunFolder, recipe: Lengthened, known: list[str]) -> dict[str, tuple[str, float, float]] | None:
     """The lengths that differ, by stage, as key, old and new value; None if anything else differs as well."""
     try:
-        before = yaml.safe_load((folder.path / "recipe.yaml").read_text(encoding="utf-8"))["stages"]
+        before = folder.recipe()["stages"]
         lengths = {name: {key: before[name].get(key) for key in LENGTHS} for name in before}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None
     now = recipe.model_dump(mode="json")
     shortened = copy.deepcopy(now)

@@ -136,7 +136,7 @@ def _license_of(folder: Path) -> str | None:
     try:
         _, front, _ = (folder / CARD).read_text(encoding="utf-8").split("---", 2)
         name = yaml.safe_load(front)["license"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return None
     return name if isinstance(name, str) and re.fullmatch(r"[\w .+-]+", name) else None
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import yaml
 
-from lemma.config.document import in_yaml, leaves
+from lemma.config.document import in_yaml, leaves, read
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import JsonLines, from_json, leads_out, sync_folder, write_whole
@@ -222,8 +222,8 @@ class RunFolder:
     def recipe(self) -> Any:
         """The values of the run's recipe; None if they cannot be read."""
         try:
-            return yaml.safe_load((self.path / "recipe.yaml").read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError):
+            return read(self.path / "recipe.yaml").data
+        except UserError:
             return None
 
     def _difference(self, recipe_yaml: str) -> str:

@@ -116,12 +116,17 @@ async def read_body(request: Request, longest: int) -> bytes:
 
 def _begin(host: Host, caller: WireCaller, kind: Kind, body: bytes, put: Callable[[Any], None]) -> Exchange:
     """Runs in a thread, because tokenising takes its time."""
-    asked = read_call(kind, _json(body))
-    _check_model(host, asked.model)
+    content = _json(body)
     try:
+        asked = read_call(kind, content)
+        _check_model(host, asked.model)
         return Exchange(host, caller, asked, put)
     except UserError as error:
         raise ApiError.of(error) from error
+    except (
+        RecursionError
+    ) as error:  # what is nested may be JSON inside of a text, or too deep for the chat template only
+        raise ApiError(400, "something in the body is nested too deeply") from error
 
 
 def _json(body: bytes) -> Any:

@@ -12,7 +12,8 @@ from lemma.serving.wire_errors import ApiError
 Kind = Literal["chat", "text"]
 
 MOST_SAMPLES = 128
-MOST_STOPS = 16
+# Each token of an answer is compared with the stop texts, in the threads that all clients share.
+MOST_STOPS, LONGEST_STOP = 16, 256
 # No vocabulary is larger, and no number in a call may be.
 MOST_IDS, LARGEST = 2**31, 2.0**63
 # Below it, logits divided by the temperature overflow, and the error would hit the whole batch.
@@ -249,6 +250,8 @@ def _stops(given: Any) -> tuple[str, ...]:
         raise ApiError(400, "stop is not a text or a list of texts", param="stop")
     if len(stops) > MOST_STOPS:
         raise ApiError(400, f"stop has more than {MOST_STOPS} texts", param="stop")
+    if max(map(len, stops), default=0) > LONGEST_STOP:
+        raise ApiError(400, f"stop has a text of more than {LONGEST_STOP} characters", param="stop")
     return tuple(stops)
 
 

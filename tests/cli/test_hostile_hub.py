@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,7 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.data.hub import download
-from lemma.data.hub_files import is_name_below
+from lemma.data.hub_files import is_name_below, listing
 from tests.cli.test_download import lemma
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -138,6 +139,17 @@ def test_names_that_cannot_all_be_there(fetch, names):
     assert "does not answer as a hub does about the names" in fetch(described(*(small(name, b"x") for name in names)))
 
 
+def test_many_deep_names_take_little_memory():
+    """Two MiB of names took a gigabyte and twenty seconds, and a list may have 64."""
+    files = [small("/".join([str(number), *"a" * 490]), b"x") for number in range(2000)]
+    tracemalloc.start()
+    try:
+        assert len(listing({"sha": COMMIT, "siblings": files}, "a/b")[1]) == 2000
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_what_an_upload_left_in_its_cache_is_not_fetched(fetch):
     asked: list[str] = []
 
@@ -230,6 +242,15 @@ def test_a_part_that_is_too_long_is_started_anew(fetch):
         return 403, {}, b"{}"
 
     assert "answered 403" in fetch(described(large()), file) and spans == [None]
+
+
+@pytest.mark.parametrize("told", [{"Retry-After": "999999"}, {"RateLimit": '"api";r=0;t=999999'}])
+def test_a_wait_without_end(fetch, told):
+    assert "lets nobody ask again for a long time" in fetch(
+        described(large()), lambda request: (429, told | {"Content-Length": "0"}, b"")
+    )
+    often = {"RateLimit": '"api";r=4999;t=300', "Content-Length": "0"}  # and each answer says how often one may ask
+    assert "answered 404" in fetch(described(large()), lambda request: (404, often, b""))
 
 
 def test_a_circle_of_redirections(fetch):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import pty
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 
 from lemma.core.errors import UserError, warnings_said
 from lemma.core.events import Said
-from lemma.core.terminal import VisibleStream, show_error, unescaped, visible
+from lemma.core.terminal import VisibleStream, show_error, show_thread_error, unescaped, visible, visible_logs
 from lemma.data.hub import ORIGIN, hub_origin
 from tests.serving.parrot import write_parrot
 
@@ -32,13 +34,14 @@ DEBUG = ["debug", "speaks", "--recipe", "recipe.yaml", "--show", "2", "--groups"
 AGAINST = ["--against", "rows.jsonl"]
 
 
-def on_terminal(folder: Path, *arguments: str) -> tuple[int, str]:
+def on_terminal(folder: Path, *arguments: str, typed: bytes = b"") -> tuple[int, str]:
     """What a command writes to a terminal, with its exit code. The terminal itself ends lines by `\\r\\n`."""
     reading, writing = pty.openpty()
     command = [sys.executable, "-m", "lemma", *arguments]
     env = os.environ | {"TERM": "xterm", "COLUMNS": "200", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning"}
     with subprocess.Popen(command, cwd=folder, env=env, stdin=writing, stdout=writing, stderr=writing) as process:
         os.close(writing)
+        os.write(reading, typed)
         data = b""
         while True:
             try:
@@ -73,8 +76,10 @@ def foreign(tmp_path: Path, tiny: Path) -> Path:
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": EVIL}))
     run = tmp_path / "runs" / EVIL.replace("/", "").replace("\x00", "")
     run.mkdir(parents=True)
-    (run / "recipe.yaml").write_text("stages: {}")
+    (run / "recipe.yaml").write_text("stages: {sft: {}}")
     (run / "run.json").write_text("{}")
+    for step in (2, 4):
+        (run / "stages" / "sft" / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     stage = {"kind": "rl", "steps": 1, "batch": {"problems": 2}, "rewards": ["rewards.py:judge"]}
     stage |= {"algorithm": {"name": "grpo", "group_size": 2}, "rollout": {"max_tokens": 4}, "data": {"count": 4}}
     recipe = {"run": {"dir": "out", "device": "cpu"}, "model": {"path": "tiny"}, "stages": {"rl": stage}}
@@ -88,6 +93,8 @@ def foreign(tmp_path: Path, tiny: Path) -> Path:
         (["data", "show", "rows.jsonl"], "what \\x1b]0;owned\\x07"),
         (["grade", "answers.jsonl"], "it is 7"),
         (["runs", "runs"], "\\x1b]0;owned\\x07"),
+        (["runs", "clean", "runs"], "\\x1b]0;owned\\x07"),
+        (["compare", *[f"runs/{EVIL.replace('/', '')}"] * 2], "warning: runs/\\x1b]0;owned\\x07"),
         (["train", "recipe.yaml"], "\\x1b]0;owned\\x07"),
         (["generate", "model", "how many"], "model of type `\\x1b]0;owned\\x07"),
         (["generate", "speaks", "how many ?", "--max-tokens", "4"], "\\x1b[2J\\x9b"),
@@ -100,11 +107,22 @@ def foreign(tmp_path: Path, tiny: Path) -> Path:
     ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
 )
 def test_no_command_passes_on_what_a_terminal_obeys(foreign: Path, command: list[str], shows: str) -> None:
-    _, text = on_terminal(foreign, *command)
+    _, text = on_terminal(foreign, *command, typed=b"n\n" if "clean" in command else b"")
     if command[0] == "train":  # progress bars move the cursor, and only they
         text = re.sub(r"\x1b\[(\d*[AK]|\?25[lh])|\r", "", text)
     assert shows in text
     assert OBEYED.search(text.replace("\r\n", "\n")) is None, text
+
+
+def test_an_evaluation_of_somebody_else(foreign: Path) -> None:
+    """The name of a benchmark stands in every file of it."""
+    assert on_terminal(foreign, "eval", "tiny", "--benchmarks", "rows.jsonl", "--to", "theirs")[0] == 0
+    for path in (foreign / "theirs").iterdir():
+        path.write_text(path.read_text().replace('"rows"', json.dumps(f"rows{EVIL}")))
+    code, text = on_terminal(foreign, "eval", "--rescore", "theirs", "--to", "again")
+    text = re.sub(r"\x1b\[(\d*[AK]|\?25[lh])|\r", "", text)  # bars
+    assert code == 0 and "\\x08\\x7f: 0 of 1 verdicts are different now" in text
+    assert OBEYED.search(text) is None, text
 
 
 def test_a_stream_of_visible_text() -> None:
@@ -130,6 +148,28 @@ def test_tracebacks_and_warnings_are_visible(capsys: pytest.CaptureFixture[str])
         with warnings_said(print):
             warnings.warn(EVIL, stacklevel=1)
     assert heard == [visible(EVIL)]
+
+
+def test_errors_in_logs_and_threads_are_visible(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.excepthook", show_thread_error)
+
+    def fail() -> None:
+        raise ValueError(EVIL)
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    log, said = logging.getLogger("somebody"), io.StringIO()
+    monkeypatch.setattr(log, "handlers", [logging.StreamHandler(said)])
+    with visible_logs():
+        try:
+            fail()
+        except ValueError:
+            log.exception("read %s", EVIL)
+    for text in (capsys.readouterr().err, said.getvalue()):
+        assert "ValueError: \\x1b]0;owned" in text and OBEYED.search(text) is None
 
 
 def test_the_name_of_a_base_model_is_a_name(tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "replaces a package": ("import os; open('a', 'w'); os.replace('a', MINE)", "Error: "),
     "removes one": ("import os; os.remove(MINE)", "Error: "),
     "writes into one": ("open(MINE, 'a')", "Error: "),
+    # What the filter alone refuses: Landlock of Linux 6.1 and before does not.
+    "empties one that it may read": ("import os; os.open(MINE, os.O_RDONLY | os.O_TRUNC)", "[Errno 1]"),
+    "and by another mode": ("import os; os.open(MINE, 3 | os.O_TRUNC)", "[Errno 1]"),
+    "and by a call that no filter can read": (
+        "import ctypes, struct; c = ctypes.CDLL(None, use_errno=True)\n"
+        "c.syscall(437, -100, MINE.encode(), struct.pack('QQQ', 0o1000, 0, 0), 24), ctypes.get_errno()", "(-1, 38)"),
     "writes beside its folder": ("try: open('/tmp/lemma-was-here', 'w')\nexcept OSError: pass", ""),
     "takes 2 GB": ("x = bytearray(2 << 30)", "MemoryError"),
     "writes many files": (

@@ -14,11 +14,13 @@ import pytest
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.evaluation.results import alone_in
 from lemma.recipe import Recipe
+from lemma.reports.report_file import write_report
 from lemma.reports.run_cleaning import find_spare, remove
-from lemma.reports.run_reader import RunReader
+from lemma.reports.run_reader import RunReader, open_runs
 from lemma.reports.run_table import list_runs
 from lemma.runs.exporting import export_model
 from lemma.runs.run_folder import RunFolder
+from tests.reports.made_runs import small_run
 
 
 @pytest.fixture
@@ -153,6 +155,32 @@ def test_runs_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> None
     assert done.returncode == 0 and "unreadable" in done.stdout and "good" in done.stdout
 
 
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 9)}]\n" for number in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["[" * 20_000, "\n".join(" " * depth + "a:" for depth in range(1200)), LAUGHS + "stages: {sft: *a8}",
+     "stages: &s {sft: *s}", "stages: {1: {}, 2: {}}"],
+    ids=["brackets", "depth", "aliases", "circle", "numbers"],
+)  # fmt: skip
+def test_recipes_that_nobody_would_write_do_not_hide_the_others(tmp_path: Path, recipe: str) -> None:
+    """Nested, expanding to any size, within themselves, with stages that have no names."""
+    make_run(tmp_path / "good")
+    bad = make_run(tmp_path / "bad")
+    (bad / "recipe.yaml").write_text(recipe)
+    (bad / "stages" / "sft").mkdir()
+    (bad / "stages" / "sft" / "done.json").write_text("{}")
+    rows = {row.folder.name: row for row in list_runs(tmp_path)}
+    assert rows["good"].state == "new" and len(rows) == 2
+    folder = RunFolder(bad)
+    with pytest.raises(UserError, match="holds a run of another recipe"):
+        folder.begin("stages: {sft: {}}", "another", 1, fresh=())
+    folder.close()
+
+
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "run.log", "stages/sft/journal/step-000001.jsonl"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_is_read_without_end_does_not_hide_the_others(tmp_path: Path, name: str, kind: str) -> None:
@@ -181,3 +209,14 @@ def test_odd_contents_are_damage(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run\.json is broken"):
         RunFolder(nested, only_read=True).facts()
     assert RunReader(nested).facts == {}
+
+
+@pytest.mark.parametrize("field", ["sample", "problem", "key", "turns", "reward"])
+@pytest.mark.parametrize("value", ["x", {"a": []}, None])
+def test_a_report_leaves_out_samples_of_another_form(tmp_path: Path, field: str, value: Any) -> None:
+    run = small_run(tmp_path / "run", steps=2)
+    journal = run / "stages" / "grpo" / "journal" / "step-000001.jsonl"
+    first, *others = journal.read_text().splitlines()
+    journal.write_text("\n".join([json.dumps(json.loads(first) | {field: value}), *others]) + "\n")
+    written = write_report(open_runs([run]), ["words"], tmp_path / "report.html", 5)
+    assert 1 <= written.chunks <= written.chunks_there == 2

@@ -97,6 +97,13 @@ def ask_watch(port: int, path: str, body: bytes) -> tuple[int, bytes]:
 def test_nested_json_is_refused_in_words(port: int) -> None:
     status, answer = post(port, NESTED)
     assert status == 400 and answer["error"]["message"] == "the body is not JSON"
+    for depth in (990, 3000):  # in a text, where it is read later
+        function = {"name": "add", "arguments": '{"a":' * depth + "1" + "}" * depth}
+        asked = {"role": "assistant", "tool_calls": [{"function": function}]}
+        user = {"role": "user", "content": "?"}
+        body = json.dumps({"messages": [user, asked, user]})
+        status, answer = post(port, body, "/v1/chat/completions")
+        assert status == 400 and "nested too deeply" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("size", [2**24, 63 * 2**20])
@@ -129,6 +136,15 @@ def test_prompts_times_n_have_a_bound(port: int) -> None:
         status, answer = post(port, json.dumps(asked))
         assert status in (400, 413) and "more than" in answer["error"]["message"]
     assert post(port, json.dumps({**ASKED, "prompt": ["pens"] * 64, "n": 2}))[0] == 200
+
+
+def test_stop_texts_have_a_bound(port: int) -> None:
+    """What has been said is compared with each at every token: with long ones, an answer took minutes of everybody's
+    time."""
+    for stop in ("x" * 257, ["pens", "x" * 900_000]):
+        status, answer = post(port, json.dumps({**ASKED, "stop": stop}))
+        assert status == 400 and answer["error"]["message"] == "stop has a text of more than 256 characters"
+    assert post(port, json.dumps({**ASKED, "stop": ["x" * 256] * 16}))[0] == 200
 
 
 @pytest.mark.parametrize("more", [b"", b"X", (HEAD + "\r\n").encode()])

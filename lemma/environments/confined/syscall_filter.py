@@ -1,6 +1,7 @@
 """A filter of system calls for programs and agents of a model: no new process or program, no signal to others, no
 connection, no mount, no namespace, no tracing, no slowing down of others, no memory or queue that others share or that
-no limit counts, no change of who may use a file, of its times or flags, or of its length by its path, no lock on it.
+no limit counts, no change of who may use a file, of its times or flags, or of its length without opening it to write,
+no lock on it.
 
 It holds with or without namespaces, and nothing that runs under it can take it off.
 """
@@ -20,14 +21,19 @@ CLONE_THREAD = 0x00010000
 # Numbers of calls from here on belong to another interface of the same x86 kernel.
 X32 = 0x40000000
 # Where the lower half of an argument lies.
-FIRST, SECOND = 16, 24
+FIRST, SECOND, THIRD = 16, 24, 32
 
 # The kernel's name of each architecture.
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Calls that are allowed with some arguments only.
 CLONE, FCNTL, PRLIMIT = {"x86_64": 56, "aarch64": 220}, {"x86_64": 72, "aarch64": 25}, {"x86_64": 302, "aarch64": 261}
 IOCTL, SOCKETPAIR = {"x86_64": 16, "aarch64": 29}, {"x86_64": 53, "aarch64": 199}
-CLONE3 = 435
+# `open` and `openat`, each with where it says how the file is opened.
+OPENS = {"x86_64": {2: SECOND, 257: THIRD}, "aarch64": {56: THIRD}}
+# Calls whose arguments cannot be read here; others do the same, and libraries fall back to them.
+CLONE3, OPENAT2 = 435, 437
+# A file that is opened without leave to write can be emptied all the same, and Landlock before version 3 lets it be.
+EMPTIES, HOW_IT_OPENS = 0o1000, 0o3
 # What `fcntl` must not do: have a file signal another process, make others wait for it, watch a folder, or hold more
 # in a pipe. Locks on parts of a file seem to succeed and do nothing.
 FILE_COMMANDS = {"SETOWN": 8, "SETSIG": 10, "SETOWN_EX": 15, "SETLEASE": 1024, "NOTIFY": 1026, "SETPIPE_SZ": 1031}
@@ -111,8 +117,7 @@ def program(machine: str) -> bytes:
     lines = [
         _load(4), _jump(AUDIT[machine], 1, 0), _give(KILL),
         _load(0), _jump_from(X32, 0, 1), _give(REFUSE),
-        # The arguments of clone3 cannot be read here; glibc falls back to clone.
-        _jump(CLONE3, 0, 1), _give(FAIL | errno.ENOSYS),
+        _jump(CLONE3, 1, 0), _jump(OPENAT2, 0, 1), _give(FAIL | errno.ENOSYS),
     ]  # fmt: skip
     for number in numbers(REFUSED, machine):
         lines += [_jump(number, 0, 1), _give(REFUSE)]
@@ -124,6 +129,9 @@ def program(machine: str) -> bytes:
     lines += _by_argument(FCNTL[machine], SECOND, file_commands, ALLOW)
     lines += _by_argument(IOCTL[machine], SECOND, dict.fromkeys(DEVICE_COMMANDS.values(), ALLOW), NO_TERMINAL)
     lines += _by_argument(SOCKETPAIR[machine], SECOND, {STREAM: ALLOW}, REFUSE, bits=KIND_OF_SOCKET)
+    without_leave = dict.fromkeys((EMPTIES, EMPTIES | HOW_IT_OPENS), REFUSE)
+    for number, place in OPENS[machine].items():
+        lines += _by_argument(number, place, without_leave, ALLOW, bits=EMPTIES | HOW_IT_OPENS)
     # Threads are allowed, processes are not.
     lines += [_jump(CLONE[machine], 0, 3), _load(FIRST), _jump_if_set(CLONE_THREAD, 1, 0), _give(REFUSE), _give(ALLOW)]
     return b"".join(lines)

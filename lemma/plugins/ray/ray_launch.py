@@ -22,6 +22,7 @@ from lemma.cluster.launching import FreshStart, progress
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
 from lemma.core.ranks import KEY_VARIABLE as RANKS_KEY
+from lemma.core.terminal import visible
 from lemma.plugins.ray.ray_actors import Home, ProcessActor
 
 POLL_SECONDS = 0.5
@@ -215,14 +216,14 @@ def _run(group: _Group, asked: threading.Event) -> int:
         status, words = _watch(group, asked)
         if status is None or status in (0, USER_ERROR):
             if words:
-                print(words, file=sys.stderr, flush=True)
+                print(visible(words), file=sys.stderr, flush=True)
             return 1 if status is None else status
         steps, now = fresh.progress_since(steps), progress(folder)
         deaths, steps = (1 if now > steps else deaths + 1), now
         if deaths > group.spec.restarts or asked.is_set():
-            print(f"error: {words}; the ranks died {deaths} times in a row", file=sys.stderr, flush=True)
+            print(visible(f"error: {words}; the ranks died {deaths} times in a row"), file=sys.stderr, flush=True)
             return 1
-        print(f"warning: {words}; all ranks start again", file=sys.stderr, flush=True)
+        print(visible(f"warning: {words}; all ranks start again"), file=sys.stderr, flush=True)
         _replace_dead(group)
 
 
@@ -312,7 +313,11 @@ def _look_at_servers(group: _Group) -> None:
     for number, one in enumerate(group.servers):
         if _look(one, False) is None:
             continue
-        print(f"warning: vLLM server {number + 1} ended: {_words(one)}; it starts again", file=sys.stderr, flush=True)
+        print(
+            visible(f"warning: vLLM server {number + 1} ended: {_words(one)}; it starts again"),
+            file=sys.stderr,
+            flush=True,
+        )
         import ray
 
         try:
