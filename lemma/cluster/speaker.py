@@ -294,7 +294,8 @@ class Speaker:
 
 def _with_room(policy: Policy, wanted: int) -> int:
     """Tokens of a cache: all that are wanted, or what a GPU that holds nothing but the weights has room for."""
-    from lemma.engines.native.engine import BLOCK, bytes_per_token
+    from lemma.engines.native.engine import BLOCK
+    from lemma.engines.native.sizes import bytes_per_token
 
     if policy.device.type != "cuda":
         return wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -55,23 +56,35 @@ def mismatch(completions: Sequence[Completion], learner: Sequence[np.ndarray]) -
     return Mismatch(float(together.mean()), float(together.max()), len(together))
 
 
-def exact_limit(temperature: float) -> float:
-    """The largest difference of a token's log-probabilities allowed in float32."""
-    return EXACT_LIMIT / min(1.0, temperature)
+class MismatchLimit(NamedTuple):
+    """What engine and learner may differ by under settings that do not change, and in which metric."""
+
+    metric: Literal["mismatch/max", "mismatch/mean"]
+    most: float
+    precision: Precision
+
+    @classmethod
+    def of(cls, precision: Precision, rounding: float = 0.0, temperature: float = 1.0) -> MismatchLimit:
+        if precision == "fp32":
+            return cls("mismatch/max", EXACT_LIMIT / min(1.0, temperature), precision)
+        return cls("mismatch/mean", stopping_mean(rounding), precision)
+
+    def refuse(self, value: float, engine: str) -> NoReturn:
+        """Stop: training on such tokens would be wrong."""
+        what = "at most" if self.metric == "mismatch/max" else "on average"
+        raise UserError(
+            f"the {engine} engine and the learner disagree about the tokens that were sampled: their log-probabilities "
+            f"differ by {value:.2g} {what}, and rounding in {self.precision} explains {self.most:.2g}",
+            fix="write `engine: transformers` under rollout to see whether the engine is at fault, and check the "
+            "learning rate",
+        )
 
 
 def check_mismatch(
     measured: Mismatch, precision: Precision, engine: str = "native", rounding: float = 0.0, temperature: float = 1.0
 ) -> None:
-    """Stop if engine and learner disagree too much: training on such tokens would be wrong. Warnings from
-    `warning_mean` on are left to the caller."""
-    exact = precision == "fp32"
-    value, limit = (measured.largest, exact_limit(temperature)) if exact else (measured.mean, stopping_mean(rounding))
-    what = "at most" if exact else "on average"
-    if not value <= limit:
-        raise UserError(
-            f"the {engine} engine and the learner disagree about the tokens that were sampled: their log-probabilities "
-            f"differ by {value:.2g} {what}, and rounding in {precision} explains {limit:.2g}",
-            fix="write `engine: transformers` under rollout to see whether the engine is at fault, and check the "
-            "learning rate",
-        )
+    """Stop if engine and learner disagree too much. Warnings from `warning_mean` on are left to the caller."""
+    limit = MismatchLimit.of(precision, rounding, temperature)
+    value = measured.as_metrics()[limit.metric]
+    if not value <= limit.most:
+        limit.refuse(value, engine)

@@ -17,8 +17,8 @@ from lemma.core.events import Event, Said
 from lemma.engines import ENGINES, make_engine, open_engine
 from lemma.engines.engine_options import NativeOptions, TransformersOptions
 from lemma.engines.mismatch import Mismatch, check_mismatch, mismatch, warning_mean
-from lemma.engines.native.engine import bytes_per_token
 from lemma.engines.native.engine_probe import probe
+from lemma.engines.native.sizes import bytes_per_token
 from lemma.engines.protocol import Completion, EngineError, Request, Sampling, generate
 from lemma.models.policy import Policy
 from tests.engines.native_checks import FREE, requests_of
