@@ -41,7 +41,7 @@ from lemma.stages.reinforcement.rl_metrics import (
     update_metrics,
 )
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from lemma.stages.reinforcement.rl_parts import RlParts, open_speaking, prepare_parts
+from lemma.stages.reinforcement.rl_parts import RlParts, open_sampling, prepare_parts
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
@@ -52,14 +52,13 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         stack.callback(queue.close)
         background = stack.enter_context(BackgroundWork())
         stage.before_saving = background.wait
-        speaking = open_speaking(stage, options, fmt, parts, done, stack)
-        engine, collector = speaking.engine, speaking.collector
+        engine, collector = open_sampling(stage, options, fmt, parts, done, stack)
         queue.use(collector, parts.policy, engine)
         benchmarks.begin(done, total, engine)
         measured, kept = benchmarks.due_steps(total), options.journal.steps
         stage.catch_up(learner, done, total)
         precision = pick_precision(stage.model.precision, parts.policy.device)
-        limit = MismatchLimit.of(precision, parts.policy.findings.rounding, speaking.sampling.temperature)
+        limit = MismatchLimit.of(precision, parts.policy.findings.rounding, options.rollout.temperature)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = queue.take(step)
