@@ -1,15 +1,10 @@
-"""The difference between an engine's and the learner's log-probabilities of the same tokens."""
+"""How far an engine's and the learner's log-probabilities of the same tokens may differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
-import numpy as np
-
 from lemma.core.errors import UserError
-from lemma.engines.protocol import Completion
 from lemma.models.model_options import Precision
 
 # In float32, at temperature 1, no token may differ by more; with real weights the maximum over 20,000 tokens was 4e-5.
@@ -29,31 +24,6 @@ def warning_mean(rounding: float) -> float:
 def stopping_mean(rounding: float) -> float:
     """The mean difference in half precision above which a run stops."""
     return max(STOPPING_MEAN, STOPPING_ROUNDINGS * rounding)
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Absolute differences of log-probabilities over all tokens; 0 without tokens."""
-
-    mean: float
-    largest: float
-    tokens: int
-
-    def as_metrics(self) -> dict[str, float]:
-        return {"mismatch/mean": self.mean, "mismatch/max": self.largest}
-
-
-def mismatch(completions: Sequence[Completion], learner: Sequence[np.ndarray]) -> Mismatch:
-    """`learner` holds, for each completion, the learner's log-probability of each of its ids at the sampling
-    temperature, computed with the weights that generated it."""
-    gaps = [np.zeros(0)]
-    for completion, theirs in zip(completions, learner, strict=True):
-        assert len(theirs) == len(completion.ids), "one log-probability per id"
-        gaps.append(np.abs(np.asarray(theirs, dtype=np.float64) - completion.logprobs))
-    together = np.concatenate(gaps)
-    if not len(together):
-        return Mismatch(0.0, 0.0, 0)
-    return Mismatch(float(together.mean()), float(together.max()), len(together))
 
 
 class MismatchLimit(NamedTuple):
@@ -78,13 +48,3 @@ class MismatchLimit(NamedTuple):
             fix="write `engine: transformers` under rollout to see whether the engine is at fault, and check the "
             "learning rate",
         )
-
-
-def check_mismatch(
-    measured: Mismatch, precision: Precision, engine: str = "native", rounding: float = 0.0, temperature: float = 1.0
-) -> None:
-    """Stop if engine and learner disagree too much. Warnings from `warning_mean` on are left to the caller."""
-    limit = MismatchLimit.of(precision, rounding, temperature)
-    value = measured.as_metrics()[limit.metric]
-    if not value <= limit.most:
-        limit.refuse(value, engine)
