@@ -18,8 +18,8 @@ from lemma.cluster import speaker_link
 from lemma.cluster.speaker import Speaker
 from lemma.core.ranks import RankWorld, SpeakerLink, is_stop_asked, joined
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.engines.generator_engine import GeneratorEngine
+from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.engines.speaker_messages import (
     Begin,
     End,

@@ -12,9 +12,9 @@ from lemma.core.errors import UserError
 from lemma.core.ranks import SpeakerLink, slots, speakers
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
+from lemma.engines.generator_engine import GeneratorEngine
 from lemma.engines.native.engine import BLOCK
 from lemma.engines.protocol import Engine, Sampling
-from lemma.engines.generator_engine import GeneratorEngine
 from lemma.engines.remote.remote_engine import RemoteEngine
 from lemma.engines.speaker_messages import Load
 from lemma.engines.stop_strings import ends_of
