@@ -116,7 +116,7 @@ def run_native(row: dict[str, Any]) -> dict[str, Any]:
 def floors(policy: Any, work: list[Any]) -> dict[str, float]:
     """Seconds that an H200 needs at least for this work: the weights once a step and the cache of every sequence, and
     matrix work of prompts and new tokens without attention."""
-    from lemma.engines.native.engine import bytes_per_token
+    from lemma.engines.native.sizes import bytes_per_token
 
     weights = sum(p.numel() for name, p in policy.causal.named_parameters() if "lora_" not in name)
     new = np.array([request.sampling.max_tokens for request in work], dtype=np.float64)

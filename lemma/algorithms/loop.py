@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.parts.advantages import compared, is_large
+from lemma.algorithms.parts.advantages import compared
+from lemma.algorithms.parts.flat_advantages import is_large
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
 from lemma.algorithms.parts.refusals import refuse_unused

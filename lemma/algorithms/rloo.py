@@ -13,8 +13,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts import advantages as parts
+from lemma.algorithms.parts.advantages import compared, rewards_of, write_advantages
 from lemma.algorithms.parts.episode_tokens import kl_of_samples, remember_kl
+from lemma.algorithms.parts.flat_advantages import standardised_groups
 from lemma.algorithms.parts.loss_options import Level
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
 from lemma.core.types import Group
@@ -61,14 +62,14 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
         kls = [kl_of_samples(group) for group in groups]
         remember_kl(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls), memory)
         less_kl = [self.credited(group) - self.reward_kl * kl for group, kl in zip(groups, kls, strict=True)]
-        parts.write_advantages(groups, self._compared(less_kl))
+        write_advantages(groups, self._compared(less_kl))
 
     def credited(self, group: Group) -> np.ndarray:
-        return self._within_clip(parts.rewards_of(group))
+        return self._within_clip(rewards_of(group))
 
     def _within_clip(self, rewards: np.ndarray) -> np.ndarray:
         return rewards if self.reward_clip is None else np.clip(rewards, *self.reward_clip)
 
     def _compared(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        advantages = parts.compared(rewards, "leave_one_out", scale=self.scale, epsilon=self.epsilon)
-        return parts.standardised_groups(advantages) if self.standardise else advantages
+        advantages = compared(rewards, "leave_one_out", scale=self.scale, epsilon=self.epsilon)
+        return standardised_groups(advantages) if self.standardise else advantages

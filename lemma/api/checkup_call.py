@@ -28,7 +28,7 @@ from lemma.runs.ingredients import ingredients
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_problems import stage_problems
 from lemma.stages.reinforcement.rl_tasks import opened
-from lemma.stages.reinforcement.speaking import make_world, sampling_of
+from lemma.stages.reinforcement.sampling_parts import make_world, sampling_of
 
 # Tokens of a completion where nothing limits it.
 ROOM = 1024

@@ -18,7 +18,7 @@ from lemma.recipe import Recipe
 from lemma.rollouts import Episode, Scorer, World
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_problems import stage_problems
-from lemma.stages.reinforcement.speaking import make_world, sampling_of
+from lemma.stages.reinforcement.sampling_parts import make_world, sampling_of
 
 
 def played(

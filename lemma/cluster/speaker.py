@@ -142,9 +142,9 @@ class Speaker:
     def _take(self, peer: Connection, word: object) -> None:
         if isinstance(word, Begin):
             session = Session(
-                peer, word.session, list(word.requests), word.is_whole, word.resets_prefix_cache, word.flies
+                peer, word.session, list(word.requests), word.is_whole, word.resets_prefix_cache, word.is_partial
             )
-            (self._aloft if word.flies else self._sessions).append(session)
+            (self._aloft if word.is_partial else self._sessions).append(session)
         elif isinstance(word, More | End):
             for session in self._all_sessions():
                 if session.peer is not peer or session.number != word.session:
@@ -224,8 +224,8 @@ class Speaker:
     # --- generating --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Go on with the oldest session; the next one's turn comes when that is over. When there is none, what flies
-        goes on until there is nothing of it."""
+        """Go on with the oldest session; the next one's turn comes when that is over. When there is none, those with
+        partial rollouts go on until there is nothing of them."""
         while self._engine is not None and not self._orders:
             if self._sessions:
                 session = self._sessions[0]
@@ -294,7 +294,8 @@ class Speaker:
 
 def _with_room(policy: Policy, wanted: int) -> int:
     """Tokens of a cache: all that are wanted, or what a GPU that holds nothing but the weights has room for."""
-    from lemma.engines.native.engine import BLOCK, bytes_per_token
+    from lemma.engines.native.engine import BLOCK
+    from lemma.engines.native.sizes import bytes_per_token
 
     if policy.device.type != "cuda":
         return wanted

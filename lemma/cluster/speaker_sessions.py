@@ -19,7 +19,7 @@ class Session:
     requests: list[Request]
     is_whole: bool = False
     resets_prefix_cache: bool = False
-    flies: bool = False
+    is_partial: bool = False
     cancelled: list[Key] = field(default_factory=list)
     # Of each request that is in the engine, how many samples are unfinished.
     keys: dict[Key, int] = field(default_factory=dict)

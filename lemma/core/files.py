@@ -95,12 +95,9 @@ class JsonLines:
         self._handle: BinaryIO = open(path, "ab")
         self._is_synced = False
         self._failure: OSError | None = None
-        self._cut_torn_tail()
-
-    def _cut_torn_tail(self) -> None:
-        data = self.path.read_bytes()
+        data = path.read_bytes()
         whole = data.rfind(b"\n") + 1
-        if whole < len(data):
+        if whole < len(data):  # a torn tail
             self.truncate(whole)
 
     @property

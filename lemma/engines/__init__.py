@@ -79,8 +79,9 @@ def _open_native(
 
 
 def _native(options: NativeOptions, policy: Policy, seed: int) -> NativeEngine:
-    from lemma.engines.native.engine import NativeEngine, bytes_per_token
+    from lemma.engines.native.engine import NativeEngine
     from lemma.engines.native.engine_probe import probe
+    from lemma.engines.native.sizes import bytes_per_token
 
     probe(policy)
     tokens = options.cache_tokens

@@ -1,14 +1,10 @@
-"""The difference between an engine's and the learner's log-probabilities of the same tokens."""
+"""How far an engine's and the learner's log-probabilities of the same tokens may differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from typing import Literal, NamedTuple, NoReturn
 
 from lemma.core.errors import UserError
-from lemma.engines.protocol import Completion
 from lemma.models.model_options import Precision
 
 # In float32, at temperature 1, no token may differ by more; with real weights the maximum over 20,000 tokens was 4e-5.
@@ -30,48 +26,25 @@ def stopping_mean(rounding: float) -> float:
     return max(STOPPING_MEAN, STOPPING_ROUNDINGS * rounding)
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Absolute differences of log-probabilities over all tokens; 0 without tokens."""
+class MismatchLimit(NamedTuple):
+    """What engine and learner may differ by under settings that do not change, and in which metric."""
 
-    mean: float
-    largest: float
-    tokens: int
+    metric: Literal["mismatch/max", "mismatch/mean"]
+    most: float
+    precision: Precision
 
-    def as_metrics(self) -> dict[str, float]:
-        return {"mismatch/mean": self.mean, "mismatch/max": self.largest}
+    @classmethod
+    def of(cls, precision: Precision, rounding: float = 0.0, temperature: float = 1.0) -> MismatchLimit:
+        if precision == "fp32":
+            return cls("mismatch/max", EXACT_LIMIT / min(1.0, temperature), precision)
+        return cls("mismatch/mean", stopping_mean(rounding), precision)
 
-
-def mismatch(completions: Sequence[Completion], learner: Sequence[np.ndarray]) -> Mismatch:
-    """`learner` holds, for each completion, the learner's log-probability of each of its ids at the sampling
-    temperature, computed with the weights that generated it."""
-    gaps = [np.zeros(0)]
-    for completion, theirs in zip(completions, learner, strict=True):
-        assert len(theirs) == len(completion.ids), "one log-probability per id"
-        gaps.append(np.abs(np.asarray(theirs, dtype=np.float64) - completion.logprobs))
-    together = np.concatenate(gaps)
-    if not len(together):
-        return Mismatch(0.0, 0.0, 0)
-    return Mismatch(float(together.mean()), float(together.max()), len(together))
-
-
-def exact_limit(temperature: float) -> float:
-    """The largest difference of a token's log-probabilities allowed in float32."""
-    return EXACT_LIMIT / min(1.0, temperature)
-
-
-def check_mismatch(
-    measured: Mismatch, precision: Precision, engine: str = "native", rounding: float = 0.0, temperature: float = 1.0
-) -> None:
-    """Stop if engine and learner disagree too much: training on such tokens would be wrong. Warnings from
-    `warning_mean` on are left to the caller."""
-    exact = precision == "fp32"
-    value, limit = (measured.largest, exact_limit(temperature)) if exact else (measured.mean, stopping_mean(rounding))
-    what = "at most" if exact else "on average"
-    if not value <= limit:
+    def refuse(self, value: float, engine: str) -> NoReturn:
+        """Stop: training on such tokens would be wrong."""
+        what = "at most" if self.metric == "mismatch/max" else "on average"
         raise UserError(
             f"the {engine} engine and the learner disagree about the tokens that were sampled: their log-probabilities "
-            f"differ by {value:.2g} {what}, and rounding in {precision} explains {limit:.2g}",
+            f"differ by {value:.2g} {what}, and rounding in {self.precision} explains {self.most:.2g}",
             fix="write `engine: transformers` under rollout to see whether the engine is at fault, and check the "
             "learning rate",
         )

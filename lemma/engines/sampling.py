@@ -38,11 +38,11 @@ def cut(
     `forbidden` are ids that must not be sampled now, such as end ids before `min_tokens`. Any number of leading
     dimensions works. float64 stays float64, everything else becomes float32.
     """
-    z_BV = _exact(logits_BV) / scale(sampling.temperature)
+    z_BV = exact(logits_BV) / scale(sampling.temperature)
     masked_BV = z_BV.clone()
     if forbidden:
         masked_BV[..., list(forbidden)] = NEVER
-    if sampling.temperature > 0:
+    if sampling.temperature > 0 and sampling.cuts_support:
         masked_BV = _min_p(_top_p(_top_k(masked_BV, sampling.top_k), sampling.top_p), sampling.min_p)
     if not forbidden and (sampling.temperature == 0 or not sampling.cuts_support):
         return masked_BV, torch.zeros_like(z_BV[..., 0])
@@ -52,7 +52,7 @@ def cut(
 
 def logprobs(logits_BV: torch.Tensor, ids_B: torch.Tensor, temperature: float) -> torch.Tensor:
     """Log-probability (B,) of each id under the full softmax at the sampling temperature."""
-    z_BV = _exact(logits_BV) / scale(temperature)
+    z_BV = exact(logits_BV) / scale(temperature)
     return z_BV.gather(-1, ids_B[..., None])[..., 0] - z_BV.logsumexp(-1)
 
 
@@ -66,7 +66,8 @@ def penalise(logits_V: torch.Tensor, seen: torch.Tensor, penalty: float) -> torc
     return logits_V
 
 
-def _exact(logits: torch.Tensor) -> torch.Tensor:
+def exact(logits: torch.Tensor) -> torch.Tensor:
+    """In at least float32."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -46,14 +46,14 @@ class TakeWeights:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start a session. If `is_whole`, no more requests follow; otherwise it lasts until `End`. Sessions with `flies`
+    """Start a session. If `is_whole`, no more requests follow; otherwise it lasts until `End`. Those with `is_partial`
     run together, and continue with new weights."""
 
     session: int
     requests: Sequence[Request]
     is_whole: bool
     resets_prefix_cache: bool
-    flies: bool = False
+    is_partial: bool = False
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class TransformersEngine(Engine):
         self._retire()
         if not self._running and not self._waiting:
             return
-        with _speaking(self._policy.module):
+        with _in_eval_mode(self._policy.module):
             logits_BV = self._next_logits() if self._running else self._first_logits()
         is_bad = (logits_BV.isnan().any(-1) | logits_BV.amax(-1).isinf()).tolist()
         for members in self._alike(is_bad):
@@ -252,7 +252,7 @@ def inverse_cdf(masked_BV: torch.Tensor, uniform_B1: torch.Tensor) -> torch.Tens
 
 
 @contextmanager
-def _speaking(module: torch.nn.Module) -> Iterator[None]:
+def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
     """Eval mode inside `with`; restored afterwards."""
     training = module.training
     module.eval()

@@ -173,12 +173,15 @@ class Optimiser:
     def _gather(self) -> list[ParameterPiece]:
         """Give every value that this rank updates its gradient, summed over all slots; those that have one."""
         if slots() == world_size() == 1 and self.shard == "none":
-            grads = {name: master.grad for name, master in self.masters.items() if master.grad is not None}
-            own_grads = {piece: piece.of(grads[piece.name]) for piece in self.pieces if piece.name in grads}
-        else:
-            own_grads = self._rounds if self.shard == "gradients" else self._at_home()
-            if self.shard == "none" and world_size() > 1:
-                own_grads = self._everywhere(own_grads)
+            # A whole piece is a master, which has its gradient already.
+            there = {piece: self.masters[piece.name].grad for piece in self.pieces}
+            for piece, grad in there.items():
+                if grad is not None and not piece.is_whole:
+                    self._values[piece].grad = piece.of(grad)
+            return [piece for piece in self.pieces if there[piece] is not None]
+        own_grads = self._rounds if self.shard == "gradients" else self._at_home()
+        if self.shard == "none" and world_size() > 1:
+            own_grads = self._everywhere(own_grads)
         for piece, grad in own_grads.items():
             value = self._values[piece]
             value.grad = grad if grad.shape == value.shape else grad.view(value.shape)
@@ -207,7 +210,7 @@ class Optimiser:
         Returns the norm of the gradient before clipping, and whether it was finite; if not, nothing is updated.
         """
         pieces = self._gather()
-        grads = [_grad(self._values[piece]) for piece in pieces]
+        grads = [grad for piece in pieces if (grad := self._values[piece].grad) is not None]
         if self.scaler.enabled and grads:
             torch._foreach_mul_(grads, 1.0 / self.scaler.scale)
         size = self._norm(pieces, grads)
@@ -312,11 +315,6 @@ class Optimiser:
 def _is_exact(parameter: torch.Tensor) -> bool:
     """Whether a parameter is its own master."""
     return parameter.dtype in (torch.float32, torch.float64)
-
-
-def _grad(value: torch.Tensor) -> torch.Tensor:
-    assert value.grad is not None
-    return value.grad
 
 
 def _collect(parameter: torch.Tensor) -> None:

@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 
 def deal_packs(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """The numbers of the packs of each slot, in order."""
+    """The numbers of the packs of each slot, in order. A single slot has all of them."""
+    if slots() == 1:
+        return [list(range(len(packs)))]
     hands = deal([sum(len(trajectories[i]) for i in pack) for pack in packs], slots())
     return [[number for number, hand in enumerate(hands) if hand == slot] for slot in range(slots())]
 

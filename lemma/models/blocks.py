@@ -148,7 +148,7 @@ def _block_forward(
     if cached is not None and "lemma_fused" in self.mlp.__dict__:
         outer, down = as_product(self.self_attn.o_proj), as_product(self.mlp.down_proj)
         if outer is not None and down is not None:
-            return _spoken(self, hidden_states, position_embeddings, cached, outer, down)
+            return _for_engine(self, hidden_states, position_embeddings, cached, outer, down)
     if segments is not None and self.lemma_jointly and not torch.compiler.is_compiling() and _is_plain(self):
         return _learnt(self, hidden_states, position_embeddings, segments)
     return type(self).forward(
@@ -156,7 +156,7 @@ def _block_forward(
     )
 
 
-def _spoken(
+def _for_engine(
     self: nn.Module,
     hidden_states: torch.Tensor,
     position_embeddings: Any,

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar, cast
 
-from lemma.core.async_calls import as_they_end, result_of
-from lemma.core.deadlines import Overdue, Stopwatch
+from lemma.core.deadlines import Overdue
 from lemma.core.errors import Interruption, UserError
-from lemma.core.outside import OutsideCode
 from lemma.rewards.failures import RewardFailed, late, shown
 from lemma.rewards.reward import Reward, RewardInput
 
-Given = TypeVar("Given")
-Found = TypeVar("Found")
 # The square of a reward, needed for standard deviations, must be finite in single precision.
 LARGEST = 1e18
 
@@ -76,65 +70,35 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 
 
 def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
-    """One reward's values for all completions; a reward that takes them in one call gets the time limit of all of them
-    together."""
-    if reward.is_async:
-        return _awaited_column(reward, name, items)
-    limit, at_once = reward.seconds_each, type(reward).score_all is not Reward.score_all
-    watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
-    with watch or nullcontext():
-        if at_once:
-            score_all = reward.score_all if watch is None else partial(_timed, watch, reward.score_all)
-            with _blamed(reward, name, items):
-                return result_of(score_all(items))
-        score = reward.score if watch is None else partial(_timed, watch, reward.score)
-        scored: list[RewardInput] = []
+    """One reward's values for all completions."""
+    if not reward.is_ours:
+        from lemma.rewards.outside_rewards import outside_column
+
+        return outside_column(reward, name, items)
+    scored: list[RewardInput] = []
+    with blamed(reward, name, scored):
+        if type(reward).score_all is not Reward.score_all:
+            scored[:] = items
+            return reward.score_all(items)
         values: list[float | None] = []
-        with _blamed(reward, name, scored):
-            for item in items:
-                scored[:] = [item]
-                value = score(item)
-                values.append(value if value is None or type(value) is float else result_of(value))
+        for item in items:
+            scored[:] = [item]
+            values.append(reward.score(item))
         return values
 
 
-def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
-    """The values of a reward that is `async`, for all completions at the same time. The first failure ends the rest."""
-    column: dict[int, float | None] = {}
-    try:
-        calls = [reward.score_async(item) for item in items]
-        with OutsideCode(), closing(as_they_end(calls, reward.seconds_each)) as ended:
-            for place, future in ended:
-                with _blamed(reward, name, items[place : place + 1]):
-                    column[place] = future.result()
-    except TimeoutError as error:
-        waiting = next(item for place, item in enumerate(items) if place not in column)
-        raise late(reward, name, [waiting]) from error
-    return [column[place] for place in range(len(items))]
-
-
 @contextmanager
-def _blamed(reward: Reward, name: str, items: Sequence[RewardInput]) -> Iterator[None]:
+def blamed(reward: Reward, name: str, items: Sequence[RewardInput]) -> Iterator[None]:
     """Within `with`, a reward scores these, or those that are put there meanwhile: an error that names it if it raises
     anything or takes too long."""
     try:
-        with nullcontext() if reward.is_ours else OutsideCode():
-            yield
+        yield
     except Overdue as error:
         raise late(reward, name, items) from error
     except (UserError, KeyboardInterrupt, Interruption):
         raise
     except BaseException as error:
         raise RewardFailed(reward, name, items[0].completion, error) from error
-
-
-def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Found:
-    """The result of `work`, awaited where it is to be; Overdue if the watch runs out first."""
-    watch.begin()
-    try:
-        return cast("Found", result_of(work(given), watch.seconds))
-    finally:
-        watch.end()
 
 
 def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], items: Sequence[RewardInput]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,7 +75,7 @@ class Journal:
         self._append([json.dumps({DRAWS: list(draws), "data": self._data}, ensure_ascii=False)])
 
     def clear(self) -> None:
-        remove(self.path)
+        _compressed(self.path).unlink(missing_ok=True)
         self._open().truncate(0)
         self._mark = hashlib.sha256()
         self.episodes, self.draws, self.is_complete = {}, [], False
@@ -225,23 +224,13 @@ def tidy(folder: Path, step: int, keep: int | None, needed_after: int) -> None:
         if keep is not None and int(match[1]) <= min(step - keep, needed_after):
             path.unlink()
         elif match[2] is None:
-            _compress(path)
-
-
-def _compress(path: Path) -> None:
-    write_whole(_compressed(path), gzip.compress(path.read_bytes(), LEVEL, mtime=0))
-    fault_point("journal.compressed")
-    path.unlink()
+            write_whole(_compressed(path), gzip.compress(path.read_bytes(), LEVEL, mtime=0))
+            fault_point("journal.compressed")
+            path.unlink()
 
 
 def _compressed(path: Path) -> Path:
     return path.with_name(path.name + COMPRESSED)
-
-
-def remove(path: Path) -> None:
-    """Remove the compressed file of a journal that is to be written anew."""
-    if _compressed(path).exists():
-        os.unlink(_compressed(path))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -59,32 +59,6 @@ class Scorer:
     def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
         """Read what was said last and begin grading it; nothing is waited for. An environment's `outcome` decides."""
         began = time.perf_counter()
-        pending = self._begin(problem, episode, outcome)
-        self.seconds += time.perf_counter() - began
-        return pending
-
-    def read(self, episodes: Sequence[Episode]) -> None:
-        """The texts of what was said last, of many at once; `begin` reads what has none."""
-        began = time.perf_counter()
-        last = [episode.turns[-1] for episode in episodes]
-        texts = texts_of([(turn.ids, turn.finish) for turn in last], self.detokenizer, self.ends)
-        for turn, text in zip(last, texts, strict=True):
-            turn.text = text
-        self.seconds += time.perf_counter() - began
-
-    def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
-        """The format and the rules by which an episode is read; an evaluation has others for each benchmark."""
-        return self.fmt, self.rules
-
-    def text(self, turn: Turn) -> str:
-        """What was said in a turn, without the token that ended it."""
-        return text_of(turn.ids, turn.finish, self.detokenizer, self.ends)
-
-    def said_last(self, episode: Episode) -> str:
-        """The text of an episode's last turn."""
-        return self.text(episode.turns[-1])
-
-    def _begin(self, problem: Problem, episode: Episode, outcome: Outcome | None) -> Pending:
         last = episode.turns[-1]
         last.text = last.text or self.said_last(episode)
         fmt, rules = self.reads(problem, episode)
@@ -107,7 +81,29 @@ class Scorer:
         )
         if self.needs_verdict:
             item.ask()
+        self.seconds += time.perf_counter() - began
         return Pending(episode, item)
+
+    def read(self, episodes: Sequence[Episode]) -> None:
+        """The texts of what was said last, of many at once; `begin` reads what has none."""
+        began = time.perf_counter()
+        last = [episode.turns[-1] for episode in episodes]
+        texts = texts_of([(turn.ids, turn.finish) for turn in last], self.detokenizer, self.ends)
+        for turn, text in zip(last, texts, strict=True):
+            turn.text = text
+        self.seconds += time.perf_counter() - began
+
+    def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
+        """The format and the rules by which an episode is read; an evaluation has others for each benchmark."""
+        return self.fmt, self.rules
+
+    def text(self, turn: Turn) -> str:
+        """What was said in a turn, without the token that ended it."""
+        return text_of(turn.ids, turn.finish, self.detokenizer, self.ends)
+
+    def said_last(self, episode: Episode) -> str:
+        """The text of an episode's last turn."""
+        return self.text(episode.turns[-1])
 
     def finish(self, pending: Sequence[Pending]) -> list[Episode]:
         """Wait for the verdicts of these and score them together."""

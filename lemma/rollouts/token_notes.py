@@ -26,8 +26,6 @@ NAME = re.compile(r"step-(\d+)\.npz")
 # Differences below this are rounding of the engine and the learner; without them files are smaller.
 DIGITS = 4
 
-NONE = np.zeros(0, dtype=bool)
-
 Attempt = tuple[int, int]
 
 
@@ -61,38 +59,31 @@ class TokenNotes:
         """The file of a step, whole or not at all."""
         attempts = [episode for group in groups for episode in group.episodes if episode[0].attempt is not None]
         trajectories = [one for episode in attempts for one in episode]
-        chosen = np.concatenate([NONE, *(one.loss_mask_T for one in trajectories)])
-        ids = np.concatenate([NONE, *(one.ids_T for one in trajectories)])[chosen].astype(np.int32)
-        lengths = [sum(one.trained_tokens for one in episode) for episode in attempts]
+        ids = [np.concatenate([one.ids_T[one.loss_mask_T] for one in episode]) for episode in attempts]
         columns: dict[str, np.ndarray] = {
             "attempt": np.array([episode[0].attempt for episode in attempts], dtype=np.int32).reshape(-1, 2),
-            "length": np.array(lengths, dtype=np.int32),
-            "mark": np.array([_mark(one) for one in np.split(ids, np.cumsum(lengths)[:-1])][: len(lengths)], np.uint32),
-            "advantage": _numbers(_field("advantage", trajectories)[chosen]),
-            "engine": _numbers(self._engine(trajectories, chosen)),
+            "length": np.array([len(said) for said in ids], dtype=np.int32),
+            "mark": np.array([_mark(said) for said in ids], dtype=np.uint32),
+            "advantage": _halved([one.read("advantage") for one in trajectories]),
+            "engine": _halved([self._engine(one) for one in trajectories]),
         }
         if any("old" in one.token_fields for one in trajectories):
-            columns["ratio"] = _numbers(_joined([self._ratio(one) for one in trajectories]))
+            columns["ratio"] = _halved([self._ratio(one) for one in trajectories])
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **columns)
         write_whole(notes_path(folder, step), buffer.getvalue())
 
-    def _engine(self, trajectories: Sequence[Trajectory], chosen: np.ndarray) -> np.ndarray:
-        found = _joined([self._found(one) for one in trajectories])
-        drawn = _field("sampler_logprobs", trajectories) + _field("log_kept_mass", trajectories)
-        return np.where(_field("off", trajectories)[chosen] > 0, np.nan, found - drawn[chosen])
-
-    def _found(self, trajectory: Trajectory) -> np.ndarray:
-        """What the learner gave its tokens before it learnt from them."""
-        if "old" in trajectory.token_fields:
-            return _chosen(trajectory, "old")
-        return self._first[id(trajectory)] if id(trajectory) in self._first else _unknown(trajectory)
+    def _engine(self, trajectory: Trajectory) -> np.ndarray:
+        """What the learner gave its tokens before it learnt from them over what the engine gave; unknown where a
+        teacher spoke."""
+        found = trajectory.read("old") if "old" in trajectory.token_fields else self._first.get(id(trajectory), np.nan)
+        drawn = trajectory.read("sampler_logprobs") + trajectory.read("log_kept_mass")
+        return np.where(trajectory.read("off") > 0, np.nan, found - drawn)
 
     def _ratio(self, trajectory: Trajectory) -> np.ndarray:
-        found = self._last.get(id(trajectory))
-        if found is None or "old" not in trajectory.token_fields:
-            return _unknown(trajectory)
-        return np.asarray(found - _chosen(trajectory, "old"))
+        """What the policy gave them when they were last learnt from, over the old one."""
+        old = trajectory.read("old") if "old" in trajectory.token_fields else np.full(trajectory.trained_tokens, np.nan)
+        return np.asarray(self._last.get(id(trajectory), np.nan) - old)
 
 
 def notes_path(folder: Path, step: int) -> Path:
@@ -131,28 +122,9 @@ def tidy_notes(folder: Path, step: int, keep: int | None, needed_after: int) -> 
             path.unlink()
 
 
-def _chosen(trajectory: Trajectory, name: str) -> np.ndarray:
-    return np.asarray(trajectory.token_fields[name], dtype=np.float64)[trajectory.loss_mask_T]
-
-
-def _unknown(trajectory: Trajectory) -> np.ndarray:
-    return np.full(trajectory.trained_tokens, np.nan)
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0), *parts])
-
-
-def _field(name: str, trajectories: Sequence[Trajectory]) -> np.ndarray:
-    """A token field of all of them, one after the other; 0 where there is none."""
-    fields = [one.token_fields.get(name) for one in trajectories]
-    return _joined(
-        [np.zeros(len(one)) if part is None else part for one, part in zip(trajectories, fields, strict=True)]
-    )
-
-
-def _numbers(whole: np.ndarray) -> np.ndarray:
-    """Half precision: three digits are more than a colour shows."""
+def _halved(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All of these in half precision: three digits are more than a colour shows."""
+    whole = np.concatenate([np.zeros(0), *parts])
     return np.clip(np.round(whole, DIGITS), -6e4, 6e4).astype(np.float16)
 
 

@@ -338,7 +338,8 @@ def _as_engine_error(error: UserError) -> EngineError:
 
 def _with_room(policy: Policy, wanted: int) -> int:
     """Tokens of a cache: all that are wanted, or what a GPU that holds nothing but the weights has room for."""
-    from lemma.engines.native.engine import BLOCK, bytes_per_token
+    from lemma.engines.native.engine import BLOCK
+    from lemma.engines.native.sizes import bytes_per_token
 
     if policy.device.type != "cuda":
         return wanted

@@ -73,7 +73,7 @@ def _waits_for_weights(look_up: Any) -> Any:
 
     def held(speaker: Any, sessions: Any, engine: Any) -> None:
         look_up(speaker, sessions, engine)
-        while any(one.flies for one in sessions) and not any(one.is_ended for one in sessions):
+        while any(one.is_partial for one in sessions) and not any(one.is_ended for one in sessions):
             steps = {key[1] for one in sessions for key in one.keys}
             if not steps or min(steps) <= engine.version + 1:
                 return

@@ -18,6 +18,7 @@ from lemma.cluster import speaker_link
 from lemma.cluster.speaker import Speaker
 from lemma.core.ranks import RankWorld, SpeakerLink, is_stop_asked, joined
 from lemma.engines.engine_options import NativeOptions
+from lemma.engines.generator_engine import GeneratorEngine
 from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.engines.speaker_messages import (
     Begin,
@@ -31,7 +32,6 @@ from lemma.engines.speaker_messages import (
     StopAsked,
     Unload,
 )
-from lemma.engines.spoken_engine import SpokenEngine
 from lemma.engines.weight_broadcast import layout_of
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions
@@ -108,8 +108,8 @@ def test_a_request_that_cannot_be_served_leaves_nothing_behind(load: Load) -> No
 def test_what_flies_is_served_together_and_waits_for_nobody(load: Load) -> None:
     """Neither for another learner's end nor for its own; a session in the old way comes before."""
     served = Served(load)
-    served.ends[0].send(Begin(1, [asked("a"), asked("b")], False, False, flies=True))
-    served.ends[1].send(Begin(1, [asked("c")], False, False, flies=True))
+    served.ends[0].send(Begin(1, [asked("a"), asked("b")], False, False, is_partial=True))
+    served.ends[1].send(Begin(1, [asked("c")], False, False, is_partial=True))
     served.turn()
     assert sorted(served.spoken_to(0)) == ["a", "b"] and served.spoken_to(1) == ["c"]
     served.ends[1].send(Begin(2, [], False, True))
@@ -147,30 +147,30 @@ def test_strangers_at_the_door_of_a_speaker_are_sent_away(monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def spoken(load: Load) -> Iterator[tuple[SpokenEngine, Connection]]:
+def spoken(load: Load) -> Iterator[tuple[GeneratorEngine, Connection]]:
     """An engine, and the end at which its speaker sits: the test, which says nothing by itself."""
     mine, its = Pipe()
     link = SpeakerLink([1], [mine])
     policy: Policy = build_policy(load.model, torch.device("cpu"), 0)
     with joined(RankWorld(link=link)):
         its.send(SpeakerReady("native", CONTEXT, None, None, updates_in_flight=True))
-        engine = SpokenEngine(policy, link, load, lambda seconds: None, flies=True)
+        engine = GeneratorEngine(policy, link, load, lambda seconds: None, is_partial=True)
         assert isinstance(its.recv(), Load)
         yield engine, its
         engine.close()
 
 
-def test_a_stop_does_not_wait_for_a_speaker(spoken: tuple[SpokenEngine, Connection]) -> None:
+def test_a_stop_does_not_wait_for_a_speaker(spoken: tuple[GeneratorEngine, Connection]) -> None:
     engine, its = spoken
     engine.submit(asked("one"))
     engine.drop([("one",)])
     begin, end = its.recv(), its.recv()
-    assert isinstance(begin, Begin) and begin.flies and isinstance(end, End) and end.session == begin.session
+    assert isinstance(begin, Begin) and begin.is_partial and isinstance(end, End) and end.session == begin.session
     assert list(engine.completions()) == []
 
 
 def test_speakers_begin_with_what_was_asked_last_while_the_learner_learns(
-    spoken: tuple[SpokenEngine, Connection],
+    spoken: tuple[GeneratorEngine, Connection],
 ) -> None:
     """A sample came, the next request was submitted, and the learner had what it wanted."""
     engine, its = spoken
@@ -187,7 +187,7 @@ def test_speakers_begin_with_what_was_asked_last_while_the_learner_learns(
     assert isinstance(more, More) and [request.key for request in more.requests] == [("two",)]
 
 
-def test_a_speaker_that_says_nothing_is_named(spoken: tuple[SpokenEngine, Connection]) -> None:
+def test_a_speaker_that_says_nothing_is_named(spoken: tuple[GeneratorEngine, Connection]) -> None:
     engine, _ = spoken
     engine._link.deadline = 0.0
     engine.submit(asked("one"))
@@ -196,7 +196,7 @@ def test_a_speaker_that_says_nothing_is_named(spoken: tuple[SpokenEngine, Connec
 
 
 def test_a_speaker_that_is_asked_to_stop_is_heard_at_the_end_of_any_step(
-    spoken: tuple[SpokenEngine, Connection],
+    spoken: tuple[GeneratorEngine, Connection],
 ) -> None:
     engine, its = spoken
     assert not is_stop_asked()

@@ -105,7 +105,7 @@ def test_several_learners_and_several_speakers(crew: Crew, tmp_path: Path) -> No
 
 def asked_and_told(content: dict[str, Any], learners: int, speakers: int) -> tuple[int, list[str]]:
     """How many speakers this rank has sent requests to, and the warnings that were given."""
-    from lemma.engines.spoken_engine import _Session
+    from lemma.engines.generator_engine import _Session
 
     peers, add = set(), _Session.add
 

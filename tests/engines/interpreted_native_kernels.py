@@ -13,15 +13,17 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native import engine_kernels as kernels
 from lemma.engines.native import sampling_kernels as drawing
-from lemma.engines.native.cached_attention import Cache, decode_reference, layer_addresses
+from lemma.engines.native.cached_attention import Cache, layer_addresses
+from lemma.engines.native.kernel_trial import kernels_cut
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
-from lemma.engines.native.sampler import Cuts, draw, kernels_cut
+from lemma.engines.native.sampler import Cuts, draw
 from lemma.engines.protocol import Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.engines.sampling import logprobs as of_reference
 from lemma.models.blocks import rotate
 from lemma.models.families import LogitMap
 from lemma.models.logprobs import map_logits
+from tests.engines.decode_reference import decode_reference
 from tests.engines.native_checks import FREE, check_same, engine_of, run
 from tests.engines.small_policies import small_policy
 

@@ -16,11 +16,12 @@ from lemma.core.errors import UserError
 from lemma.core.events import Event, Said
 from lemma.engines import ENGINES, make_engine, open_engine
 from lemma.engines.engine_options import NativeOptions, TransformersOptions
-from lemma.engines.mismatch import Mismatch, check_mismatch, mismatch, warning_mean
-from lemma.engines.native.engine import bytes_per_token
+from lemma.engines.mismatch import warning_mean
 from lemma.engines.native.engine_probe import probe
+from lemma.engines.native.sizes import bytes_per_token
 from lemma.engines.protocol import Completion, EngineError, Request, Sampling, generate
 from lemma.models.policy import Policy
+from tests.engines.mismatch_checks import Mismatch, check_mismatch, mismatch
 from tests.engines.native_checks import FREE, requests_of
 from tests.engines.small_policies import ARCHITECTURES, learner_logprobs, random_prompts, small_policy, small_tokenizer
 

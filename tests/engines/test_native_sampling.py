@@ -153,7 +153,8 @@ def test_a_repetition_penalty_joins_no_tokens_at_each_step(monkeypatch: pytest.M
         counts.append(len(joined))
         for start in range(0, longest, 3):
             part = found.ids[start : start + 3]
-            sequence.accept(History(Readback(part[None], part[None], part[None]), sequence.history), 0, False, 1.0)
+            read = Readback(part[None], part[None], part[None])
+            sequence.accept(History(read, sequence.history, start), 0, False, 1.0)
             assert sorted(sequence.seen_ids()) == sorted({5, 9, *found.ids[: start + 3].tolist()})
     assert counts[0] == counts[1] > 0
 

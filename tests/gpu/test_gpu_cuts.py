@@ -51,7 +51,7 @@ def test_kernels_pass_the_trial_before_they_are_used(dtype: torch.dtype, cap: fl
     import warnings
 
     from lemma.core.errors import LemmaWarning
-    from lemma.engines.native.sampler import kernels_cut
+    from lemma.engines.native.kernel_trial import kernels_cut
     from lemma.models.families import LogitMap
 
     with warnings.catch_warnings():

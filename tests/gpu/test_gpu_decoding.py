@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.engines.native.cached_attention import decode_reference, layer_addresses
+from lemma.engines.native.cached_attention import layer_addresses
 from lemma.models.blocks import rotate
+from tests.engines.decode_reference import decode_reference
 from tests.models.small import relative
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -17,13 +17,13 @@ from lemma.core.errors import UserError
 from lemma.core.events import Event
 from lemma.engines import open_engine
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.mismatch import check_mismatch, mismatch
 from lemma.engines.native import engine_probe
 from lemma.engines.protocol import EngineError, Request, Sampling, generate
 from lemma.models.load_model import build_policy, load_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.policy import Policy
 from lemma.models.probe import ProbeReport
+from tests.engines.mismatch_checks import check_mismatch, mismatch
 from tests.engines.small_policies import learner_logprobs
 from tests.real.faults import ENGINE_FAULTS, FAULTS
 

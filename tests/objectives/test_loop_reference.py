@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lemma.algorithms.loop import Loop
-from lemma.algorithms.parts.advantages import Baseline, group_advantages, is_large
+from lemma.algorithms.parts.flat_advantages import Baseline, group_advantages, is_large
 from lemma.objectives import Totals
 from lemma.objectives.policy_loss import Clip, LogprobGain, PolicyLoss, Surrogate
 from tests.objectives.padded import Case, assert_equal, cases, flat, tensor

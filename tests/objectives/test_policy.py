@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.algorithms.parts.advantages import group_advantages
 from lemma.algorithms.parts.each_reward import summed_advantages, total_rewards
+from lemma.algorithms.parts.flat_advantages import group_advantages
 from lemma.objectives import LossInputs, Totals
 from lemma.objectives.controllers import adapted_coefficient
 from lemma.objectives.policy_loss import (

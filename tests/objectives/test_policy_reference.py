@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from lemma.algorithms.algorithm import AlgorithmState
-from lemma.algorithms.parts.advantages import group_advantages
 from lemma.algorithms.parts.each_reward import summed_advantages, total_rewards
+from lemma.algorithms.parts.flat_advantages import group_advantages
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import Loss, LossInputs, Totals

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lemma.core.types import Demonstration, Message, Problem, Trajectory
-from lemma.engines.mismatch import EXACT_LIMIT, check_mismatch, mismatch
+from lemma.engines.mismatch import EXACT_LIMIT
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.stop_strings import ends_of
@@ -24,6 +24,7 @@ from lemma.learning.learning_options import OptimOptions
 from lemma.models.load_model import load_policy
 from lemma.models.policy import Policy
 from lemma.rollouts.scorer import text_of
+from tests.engines.mismatch_checks import check_mismatch, mismatch
 from tests.real.questions import WORD_PROBLEMS
 
 NEW_TOKENS = 12

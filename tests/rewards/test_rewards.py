@@ -12,6 +12,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.grading import GradingService
+from lemma.grading.pool import WorkerPool
 from lemma.rewards import REWARDS, RewardFailed, RewardInput, combine, distributions, make_reward
 
 XML = "<reasoning>\n{}\n</reasoning>\n<answer>\n{}\n</answer>"
@@ -170,22 +171,23 @@ def test_an_unknown_verdict_is_never_a_reward() -> None:
     assert [row.parts["think_format"] for row in rows] == [1.0, 1.0]
 
 
-class Silent(GradingService):
-    """A service whose workers cannot be started."""
-
-    def _worker(self, place: int) -> Any:
-        raise OSError("no more processes")
+def no_worker(pool: WorkerPool, place: int, tries: int = 1) -> Any:
+    raise OSError("no more processes")
 
 
 @pytest.mark.parametrize("spec", [{"name": "graded", "grader": "r1_zero_fast"}, {"name": "r1_zero", "compat": True}])
-def test_another_systems_grader_that_cannot_tell_leaves_the_completion_out(spec: dict[str, Any]) -> None:
+def test_another_systems_grader_that_cannot_tell_leaves_the_completion_out(
+    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where our own grader could: nothing else may then be learnt from this completion."""
     rewards = [make_reward(spec), make_reward("think_format")]
     text = "<think>a</think> <answer>5</answer>"
-    with Silent() as silent:
-        rows = combine(rewards, [item(text, None), item(text, service=silent), item(text)])
-    assert [list(row.parts.values()) for row in rows] == [[None, 1.0], [None, 1.0], [1.0, 1.0]]
-    assert [row.total for row in rows] == [None, None, 2.0]
+    rows = combine(rewards, [item(text, None), item(text)])
+    with GradingService() as silent:
+        monkeypatch.setattr(WorkerPool, "_worker", no_worker)
+        rows += combine(rewards, [item(text, service=silent)])
+    assert [list(row.parts.values()) for row in rows] == [[None, 1.0], [1.0, 1.0], [None, 1.0]]
+    assert [row.total for row in rows] == [None, 2.0, None]
 
 
 def test_distributions_are_logged_by_name() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from lemma.algorithms.compat.reductions import masked_mean, masked_normalize
-from lemma.algorithms.parts.advantages import group_advantages
+from lemma.algorithms.parts.flat_advantages import group_advantages
 from lemma.core.errors import UserError
 from lemma.objectives.policy_loss import Clip, LogprobGain, Unclipped
 

@@ -8,16 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lemma.algorithms.parts.advantages import (
-    as_rewards,
-    compared,
-    group_advantages,
-    learns,
-    numbered,
-    split_like,
-    standardised,
-    write_advantages,
-)
+from lemma.algorithms.parts.advantages import compared, learns, write_advantages
+from lemma.algorithms.parts.flat_advantages import as_rewards, group_advantages, numbered, split_like, standardised
 from lemma.core.types import Group
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lemma.algorithms.parts.advantages import group_advantages
+from lemma.algorithms.parts.flat_advantages import group_advantages
 from lemma.algorithms.parts.luffy_options import LuffyCompat
 from lemma.core.errors import UserError
 from lemma.core.types import Group, Trajectory

@@ -186,27 +186,11 @@ class DecodeContext:
             query_BHD, key_BHD = rotate(query_BHD, key_BHD, cos_BD, sin_BD, False)
         keys[self.slots_B], values[self.slots_B] = key_BHD, value_BHD
         if window not in self._seen:
-            self._seen[window] = _seen_by_rows(self.table_BM, self.lengths_B, self.cache.block, window)
-        return _over_slots(query_BHD, keys, values, *self._seen[window], scale, softcap)
+            self._seen[window] = seen_by_rows(self.table_BM, self.lengths_B, self.cache.block, window)
+        return over_slots(query_BHD, keys, values, *self._seen[window], scale, softcap)
 
 
-def decode_reference(
-    query_BHD: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table_BM: torch.Tensor,
-    lengths_B: torch.Tensor,
-    block: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    """Attention of one new token per row over its blocks, in plain torch: the reference for the kernel."""
-    seen = _seen_by_rows(table_BM, lengths_B, block, window)
-    return _over_slots(query_BHD, keys, values, *seen, scale, softcap)
-
-
-def _seen_by_rows(
+def seen_by_rows(
     table_BM: torch.Tensor, lengths_B: torch.Tensor, block: int, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The slots of each row's tokens, (B, L) where L is the longest row, and a mask of those it attends to."""
@@ -219,7 +203,7 @@ def _seen_by_rows(
     return slots_BL, visible_BL
 
 
-def _over_slots(
+def over_slots(
     query_BHD: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Collection
@@ -10,21 +9,18 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import SamplingMode, sampling_mode
-from lemma.engines.native.scheduler import Prefill, Scheduler, default_prefill, layout, most_gathered
+from lemma.engines.native.scheduler import Prefill, Scheduler
 from lemma.engines.native.sequences import Intake, Readback, Sequence, accept_all, completions_of
+from lemma.engines.native.sizes import default_prefill, default_tokens, make_cache, most_gathered
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request
 from lemma.models.policy import Policy
 from lemma.models.products import note_rows
 
 BLOCK = 64
 CPU_BLOCK = 16
-# Share of the free GPU memory that the KV cache takes by default.
-CACHE_SHARE = 0.5
-CPU_CACHE_TOKENS = 65536
 # On a CPU reading the tokens is cheap, and steps after the end of a sequence are expensive.
 CPU_BURST = 4
 # Prompt tokens between two bursts where clients take turns: they cost about as much as a burst.
@@ -69,8 +65,8 @@ class NativeEngine(Engine):
         self._first_burst = min(FIRST_BURST, self._burst) if on_gpu or self._ahead else self._burst
         self._block = BLOCK if on_gpu else CPU_BLOCK
         rows = min(max_sequences or LADDER[-1], LADDER[-1])
-        self.cache_tokens = cache_tokens or self._default_tokens(rows)
-        self.cache = self._make_cache()
+        self.cache_tokens = cache_tokens or default_tokens(policy, rows)
+        self.cache = make_cache(policy, self.cache_tokens, self._block)
         self.pool = BlockPool(self.cache.shape[1] // self._block - 1, self._block)
         new_tokens = prefill_tokens or default_prefill(policy)
         self.scheduler = Scheduler(self.pool, rows, new_tokens, share_prefixes, most_gathered(policy))
@@ -340,14 +336,10 @@ class NativeEngine(Engine):
         if ended:
             self.scheduler.finish([sequence for sequence, _ in ended])
             self.finished += completions_of(ended)
-            for sequence, _ in ended:
-                self._count_finished(sequence.request.key)
-
-    def _count_finished(self, key: Key) -> None:
-        """One more sample of this request is finished; after the last one its key may be used again."""
-        left = self._unfinished.pop(key, 1) - 1
-        if left:
-            self._unfinished[key] = left
+            for sequence, _ in ended:  # after the last sample of a request its key may be used again
+                key = sequence.request.key
+                if left := self._unfinished.pop(key, 1) - 1:
+                    self._unfinished[key] = left
 
     def _drop_everything(self) -> None:
         """After an error: drop all requests, so that the engine can be used again."""
@@ -356,28 +348,6 @@ class NativeEngine(Engine):
         self._unfinished.clear()
         self.finished.clear()
         self.new_tokens.clear()
-
-    # --- memory ------------------------------------------------------------------------------------------------
-
-    def _default_tokens(self, rows: int) -> int:
-        if self.policy.device.type != "cuda":
-            return min(CPU_CACHE_TOKENS, rows * self.policy.context)
-        device = self.policy.device
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + unused
-        return min(int(CACHE_SHARE * free / bytes_per_token(self.policy)), rows * self.policy.context)
-
-    def _make_cache(self) -> Cache:
-        layers, heads, dim = layout(self.policy)
-        # One block more than sequences can own: padding rows write to it.
-        blocks = math.ceil(self.cache_tokens / self._block) + 1
-        return Cache(layers, blocks, self._block, heads, dim, self.policy.dtype, self.policy.device)
-
-
-def bytes_per_token(policy: Policy) -> int:
-    """Bytes of the cache per token."""
-    layers, heads, dim = layout(policy)
-    return 2 * layers * heads * dim * policy.head.weight.element_size()
 
 
 def _device_error(error: RuntimeError) -> EngineError:

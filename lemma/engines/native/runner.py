@@ -19,7 +19,7 @@ import torch
 from lemma.core.errors import warn
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import halves
-from lemma.engines.native.sampler import Cuts, SamplingMode, draw, draw_cut, kernels_cut, sampling_mode, temperatures
+from lemma.engines.native.sampler import Cuts, SamplingMode, draw, draw_cut, sampling_mode, temperatures
 from lemma.engines.native.sequences import Sequence
 from lemma.models.adapters import fold_adapters
 from lemma.models.packing import Segments, copy_together
@@ -126,9 +126,11 @@ class Runner:
 
     def has_cut_kernels(self) -> bool:
         """Whether kernels can cut the support (top-k, top-p, min-p, forbidden ends) here; tried once."""
-        if self._cuts is None:
-            self._cuts = self.fused and kernels_cut(self.policy.device, self.policy.dtype, self.policy.logit_map)
-        return self._cuts
+        if self._cuts is None and self.fused:
+            from lemma.engines.native.kernel_trial import kernels_cut
+
+            self._cuts = kernels_cut(self.policy.device, self.policy.dtype, self.policy.logit_map)
+        return bool(self._cuts)
 
     def drop_graphs(self) -> None:
         self._graphs.clear()
@@ -160,7 +162,7 @@ class Runner:
             sources[0] if sources else None,
             self.fused,
         )
-        return self._head(self._hidden(ids_T, positions_T, context)[last_B])
+        return self._head(self.policy.hidden_cached(ids_T, positions_T, context)[last_B])
 
     @torch.no_grad()
     def sample_first(self, logits_BV: torch.Tensor, rows: list[int], sequences: list[Sequence], eos: int) -> Burst:
@@ -215,11 +217,15 @@ class Runner:
         kept_KB: torch.Tensor,
     ) -> Burst:
         """Start copying results to the host."""
-        tokens_KB, logprobs_KB, kept_KB = (self._to_host(part) for part in (tokens_KB, logprobs_KB, kept_KB))
-        done = None
-        if self._on_gpu:
-            done = torch.cuda.Event()
-            done.record(torch.cuda.current_stream(self.policy.device))
+        if not self._on_gpu:
+            return Burst(sequences, steps, mode, tokens_KB.clone(), logprobs_KB.clone(), kept_KB.clone(), None)
+        # On the host, where the next burst does not overwrite it; valid once the device has reached the copy.
+        tokens_KB, logprobs_KB, kept_KB = (
+            torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)
+            for part in (tokens_KB, logprobs_KB, kept_KB)
+        )
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(self.policy.device))
         return Burst(sequences, steps, mode, tokens_KB, logprobs_KB, kept_KB, done)
 
     def _fill(
@@ -232,7 +238,10 @@ class Runner:
         if mode != "host" and all(name in row_of for name in names):
             if names != self._rows:
                 self._compact(batch, [row_of[name] for name in names], mode)
-            self._fill_table(batch, sequences, [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]])
+            if changed := [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]]:
+                table = _table([sequences[i].blocks for i in changed])
+                rows, blocks = self._to_device(np.array(changed), table)
+                batch.table_BM[rows, : table.shape[1]] = blocks
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
         else:
@@ -247,13 +256,6 @@ class Runner:
             tensor[: len(stay)] = tensor[rows]
         batch.table_BM[len(stay) :] = 0
         self._widths = [self._widths[row] for row in stay]
-
-    def _fill_table(self, batch: Batch, sequences: Rows[Sequence], changed: list[int]) -> None:
-        if not changed:
-            return
-        table = _table([sequences[i].blocks for i in changed])
-        rows, blocks = self._to_device(np.array(changed), table)
-        batch.table_BM[rows, : table.shape[1]] = blocks
 
     def _fill_all(
         self, batch: Batch, sequences: Rows[Sequence], mode: SamplingMode, eos: int, first_tokens: Collection[Burst]
@@ -286,12 +288,6 @@ class Runner:
     def _to_device(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         return copy_together(list(arrays), self.policy.device)
 
-    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the host that the next burst does not overwrite; valid once the device has reached the copy."""
-        if not self._on_gpu:
-            return tensor.clone()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
     def _step(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
         """One token for every row, through a graph if graphs are used. Returns the logits (B, V), except for graphs
         that sample by themselves: they keep none, so that all graphs can share the memory for them."""
@@ -313,7 +309,7 @@ class Runner:
         context = DecodeContext(
             self.cache, batch.table_BM, positions + 1, blocks * block + positions % block, self.fused
         )
-        logits_BV = self._head(self._hidden(batch.ids_B, positions, context))
+        logits_BV = self._head(self.policy.hidden_cached(batch.ids_B, positions, context))
         if mode != "host":
             settings = (batch.inverse_B, batch.noisy_B, self.fused, self.policy.logit_map)
             cuts = batch.cuts if mode == "cut" else None
@@ -369,9 +365,6 @@ class Runner:
             tensor.copy_(value)
 
     # --- the model ---------------------------------------------------------------------------------------------
-
-    def _hidden(self, ids_T: torch.Tensor, positions_T: torch.Tensor, cached: Any) -> torch.Tensor:
-        return self.policy.hidden_cached(ids_T, positions_T, cached)
 
     def _head(self, hidden_BH: torch.Tensor) -> torch.Tensor:
         """The raw output of the head; the sampler applies the model's scaling and capping (`Policy.logit_map`)."""

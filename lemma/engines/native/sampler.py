@@ -13,11 +13,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from lemma.core.errors import warn
 from lemma.engines.native.noise import gumbel, row_seeds
 from lemma.engines.native.sequences import Sequence
 from lemma.engines.protocol import Sampling
-from lemma.engines.sampling import cut, end_ids, logprobs, penalise, scale
+from lemma.engines.sampling import cut, end_ids, exact, logprobs, penalise, scale
 from lemma.models.families import LogitMap
 from lemma.models.logprobs import map_logits
 
@@ -26,13 +25,6 @@ SamplingMode = Literal["whole", "cut", "host"]
 PLAIN = LogitMap()
 # Maximum number of end ids per row that a kernel checks.
 ENDS = 8
-# Settings that the kernels are tested with before they are used.
-TRIALS = tuple(
-    Sampling(max_tokens=1, **cuts)
-    for cuts in (
-        {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.3}, {"top_k": 40, "top_p": 0.8, "min_p": 0.5}, {"min_tokens": 1}
-    )
-)  # fmt: skip
 
 
 class Cuts(NamedTuple):
@@ -101,7 +93,7 @@ def draw(
 
         return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B, *logit_map, cuts)
     assert cuts is None
-    z_BV = _exact(map_logits(logits_BV, *logit_map)) * inverse_B[:, None]
+    z_BV = exact(map_logits(logits_BV, *logit_map)) * inverse_B[:, None]
     noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1]).to(z_BV.dtype)
     tokens_B = (z_BV + noise_BV * noisy_B[:, None]).argmax(-1)
     chosen_B = z_BV.gather(-1, tokens_B[:, None])[:, 0] - z_BV.logsumexp(-1)
@@ -127,7 +119,7 @@ def draw_cut(
         logits = logits_BV[rows]
         if sampling.repetition_penalty != 1.0:
             logits = torch.stack([
-                penalise(_exact(row), torch.as_tensor(sequences[i].seen_ids(), device=row.device),
+                penalise(exact(row), torch.as_tensor(sequences[i].seen_ids(), device=row.device),
                          sampling.repetition_penalty)
                 for row, i in zip(logits, rows, strict=True)
             ])  # fmt: skip
@@ -156,12 +148,14 @@ def sampling_mode(
     """How to sample the next tokens of these sequences. `kernels` says whether there are kernels that cut; `counts` are
     the tokens that the sequences will have by then, if not their current ones."""
     samplings, which = _distinct(sequences)
-    if not any(_cuts_or_penalises(sampling) for sampling in samplings):
+    cut_or_penalised = [s.repetition_penalty != 1.0 or (s.cuts_support and s.temperature > 0) for s in samplings]
+    if not any(cut_or_penalised):
         counts = [sequence.count for sequence in sequences] if counts is None else counts
         least = np.array([sampling.min_tokens for sampling in samplings])
         if not least.any() or bool((np.array(counts) >= least[which]).all()):
             return "whole"
-    return "cut" if all(_is_cut_by_kernels(sampling, eos) for sampling in samplings) and kernels() else "host"
+    plain = (s.repetition_penalty == 1.0 and not (s.min_tokens and len(end_ids(s, eos)) > ENDS) for s in samplings)
+    return "cut" if all(plain) and kernels() else "host"
 
 
 def temperatures(sequences: Rows[Sequence]) -> np.ndarray:
@@ -184,56 +178,3 @@ def _earliest_end(sequence: Sequence) -> int:
     """The first position at which it may end; 0 without `min_tokens`."""
     least = sequence.request.sampling.min_tokens
     return sequence.length - sequence.count + least if least else 0
-
-
-def kernels_cut(device: torch.device, dtype: torch.dtype, logit_map: LogitMap = PLAIN) -> bool:
-    """Whether the kernels that cut the support compile here and agree with the reference. If not, a warning says
-    why."""
-    try:
-        trouble = _kernel_fault(device, dtype, logit_map)
-    except Exception as error:  # noqa: BLE001 (whatever a compiler of another version says)
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        trouble = f"cannot be compiled ({first})"
-    if trouble is not None:
-        message = f"top-k, top-p, min-p and min_tokens are slow here: their kernel {trouble}"
-        warn(message)
-    return trouble is None
-
-
-def _kernel_fault(device: torch.device, dtype: torch.dtype, logit_map: LogitMap) -> str | None:
-    """How the kernels differ from the reference, if they do: each cut alone, all together, and a forbidden end."""
-    from lemma.engines.native.sampling_kernels import sample
-
-    rows, columns = len(TRIALS), 200
-    ramp = torch.arange(rows * columns, device=device).view(rows, columns)
-    logits_BV = (torch.sin(ramp * 12.9898) * 4).to(dtype)
-    ends = [int(row.argmax()) if trial.min_tokens else -1 for row, trial in zip(logits_BV, TRIALS, strict=True)]
-    cuts = Cuts.empty(rows, torch.device("cpu"))
-    for row, trial in enumerate(TRIALS):
-        cuts.limit(row, trial)
-        cuts.ends_BE[row, 0], cuts.until_B[row] = ends[row], trial.min_tokens
-    cuts = Cuts(*(tensor.to(device) for tensor in cuts))
-    keys, ones = torch.tensor([[7, 9]] * rows, device=device), torch.ones(rows, device=device)
-    places = torch.zeros(rows, dtype=torch.int64, device=device)
-    tokens_B, _, kept_B = sample(logits_BV, keys, places, ones, ones, *logit_map, cuts)
-    noise_BV = gumbel(row_seeds(keys, places), columns)
-    for row, trial in enumerate(TRIALS):
-        masked, mass = cut(map_logits(logits_BV[row], *logit_map), trial, [ends[row]] if trial.min_tokens else ())
-        wanted, found = int((masked + noise_BV[row]).argmax()), int(tokens_B[row])
-        off = abs(float(kept_B[row] - mass))
-        if found != wanted or not off < 1e-3:
-            return f"draws token {found} where {wanted} is due; the log of the mass it keeps is off by {off:.2g}"
-    return None
-
-
-def _is_cut_by_kernels(sampling: Sampling, eos: int) -> bool:
-    few = not sampling.min_tokens or len(end_ids(sampling, eos)) <= ENDS
-    return sampling.repetition_penalty == 1.0 and few
-
-
-def _cuts_or_penalises(sampling: Sampling) -> bool:
-    return (sampling.cuts_support and sampling.temperature > 0) or sampling.repetition_penalty != 1.0
-
-
-def _exact(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

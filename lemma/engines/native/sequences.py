@@ -43,19 +43,7 @@ class History:
 
     read: Readback
     before: History | None
-    start: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.start = 0 if self.before is None else self.before.start + self.before.read.ids_BK.shape[1]
-
-
-def reads_of(history: History | None) -> list[Readback]:
-    """Oldest first."""
-    found = []
-    while history is not None:
-        found.append(history.read)
-        history = history.before
-    return found[::-1]
+    start: int
 
 
 class SeenIds:
@@ -200,7 +188,9 @@ def accept_all(sequences: list[Sequence], read: Readback, may_end: list[bool]) -
     for row, (sequence, maybe) in enumerate(zip(sequences, may_end, strict=True)):
         history = histories.get(sequence.history)
         if history is None:
-            history = histories[sequence.history] = History(read, sequence.history)
+            before = sequence.history
+            start = 0 if before is None else before.start + before.read.ids_BK.shape[1]
+            history = histories[before] = History(read, before, start)
         finish = sequence.accept(history, row, maybe, now)
         if finish is not None:
             ended.append((sequence, finish))
@@ -239,7 +229,11 @@ def _concatenate(history: History | None, rows: list[list[int]]) -> list[Iterabl
     """Ids, log-probabilities and kept mass of sequences with the same history, one row per sequence."""
     if history is None:
         return [[np.zeros(0, dtype) for _ in rows] for dtype in (np.int64, np.float32, np.float32)]
-    reads = reads_of(history)
+    reads: list[Readback] = []
+    while history is not None:
+        reads.append(history.read)
+        history = history.before
+    reads.reverse()
     parts = [[getattr(read, name) for read in reads] for name in Readback.__slots__]
     if len(rows) < GATHER_FROM:
         return [[np.concatenate([x[row] for x, row in zip(part, one, strict=True)]) for one in rows] for part in parts]
@@ -284,15 +278,13 @@ class Intake:
         sampling, now = request.sampling, time.perf_counter()
         limit = min(sampling.max_tokens, self._context - len(request.prompt))
         ends = frozenset(token for token in end_ids(sampling, self.eos) if token >= 0)
-        watch = self._watcher if sampling.stop else None
-        return [
-            Sequence(request, sample, seed, limit, ends, watch and watch(sampling.stop), [(0, version)], now)
-            for sample in range(request.n)
-        ]
-
-    def _watcher(self, stops: tuple[str, ...]) -> StopWatcher:
-        if stops not in self._tables:
+        stops, tokenizer = sampling.stop, self._policy.tokenizer
+        if stops and stops not in self._tables:
             if len(self._tables) >= MOST_TABLES:
                 self._tables.clear()
-            self._tables[stops] = StopTable(self._policy.tokenizer, stops)
-        return StopWatcher(self._policy.tokenizer, stops, self._tables[stops])
+            self._tables[stops] = StopTable(tokenizer, stops)
+        watchers = [StopWatcher(tokenizer, stops, self._tables[stops]) if stops else None for _ in range(request.n)]
+        return [
+            Sequence(request, sample, seed, limit, ends, watcher, [(0, version)], now)
+            for sample, watcher in enumerate(watchers)
+        ]

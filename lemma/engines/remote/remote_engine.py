@@ -90,7 +90,7 @@ class RolloutJob:
 class RemoteEngine(Engine):
     """See `lemma.engines.protocol.Engine`. Every rank has one, on the same servers; the first rank publishes weights.
 
-    `spent` is called with the seconds that servers worked for this rank. With `flies`, requests that are submitted
+    `spent` is called with the seconds that servers worked for this rank. With `is_partial`, requests that are submitted
     outside of slots continue across updates.
     """
 
@@ -104,10 +104,10 @@ class RemoteEngine(Engine):
         options: NativeOptions,
         cache: int | None = None,
         *,
-        flies: bool = False,
+        is_partial: bool = False,
         spent: Callable[[float], None] = lambda seconds: None,
     ):
-        self.policy, self.options, self._flies, self._spent = policy, options, flies, spent
+        self.policy, self.options, self._is_partial, self._spent = policy, options, is_partial, spent
         self.device_wait = self._is_waiting = threading.Event()
         self.version = 0
         self.difference = 0.0  # between servers and policy, at the last probe
@@ -171,7 +171,7 @@ class RemoteEngine(Engine):
 
     def _new_session(self, slot: int | None = None) -> RolloutSession:
         self._count += 1
-        alone = slot is not None or not self._flies
+        alone = slot is not None or not self._is_partial
         return RolloutSession(f"{self._prefix}-s{self._count}", alone, ranks.rank() if slot is None else slot)
 
     def _end(self, session: RolloutSession) -> None:
@@ -186,7 +186,7 @@ class RemoteEngine(Engine):
     # --- the protocol ----------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """What flies is sent at once, so that servers have work whatever the learner does next."""
+        """Requests of partial rollouts are sent at once, so that servers have work whatever the learner does next."""
         session = self._current
         if session.is_whole:
             return

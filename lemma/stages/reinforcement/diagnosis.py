@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from lemma.engines.mismatch import warning_mean
+from lemma.engines.mismatch import WARNING_MEAN, warning_mean
 from lemma.stages.reinforcement import advice
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
@@ -104,7 +104,11 @@ CHECKS = {
     "ratio": Check(lambda seen: seen("ratio/max", 1.0) > 100.0, advice.large_ratio),
     # Older weights are expected to disagree.
     "mismatch": Check(
-        lambda seen: seen("mismatch/mean") > warning_mean(seen("mismatch/rounding")) and not seen("staleness/max"),
+        lambda seen: (
+            seen("mismatch/mean") > WARNING_MEAN
+            and seen("mismatch/mean") > warning_mean(seen("mismatch/rounding"))
+            and not seen("staleness/max")
+        ),
         advice.mismatch,
     ),
     "old samples": Check(lambda seen: seen("effective_samples", 1.0) < LEAST_SHARE, advice.old_samples),
@@ -139,7 +143,11 @@ class Diagnosis:
         if self._first_entropy is None:
             self._first_entropy = values["entropy/sampled"]
         self._recent.append({name: values[name] for name in SHARES if name in values})
-        of_steps = {**values, **self._over_recent_steps()}
+        means: dict[str, float] = {}
+        for name in SHARES:
+            if known := [step[name] for step in self._recent if name in step]:
+                means[name] = sum(known) / len(known)
+        of_steps = {**values, **means}
         seen = Seen(of_steps, self.options, self.max_tokens, self._first_entropy, self.taught_in)
         for name, check in CHECKS.items():
             if name in OF_GROUPS and len(self._recent) < (self._recent.maxlen or 1):
@@ -148,15 +156,6 @@ class Diagnosis:
                 self._last[name] = step
                 self._warn(f"step {step}: {text}")
         return bottleneck(replace(seen, values=values), spent)
-
-    def _over_recent_steps(self) -> dict[str, float]:
-        """The mean of each share over the last steps."""
-        means: dict[str, float] = {}
-        for name in SHARES:
-            known = [step[name] for step in self._recent if name in step]
-            if known:
-                means[name] = sum(known) / len(known)
-        return means
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         extra = {"last": dict(self._last), "first_entropy": self._first_entropy, "recent": list(self._recent)}

@@ -21,13 +21,11 @@ from lemma.core.files import BackgroundWork
 from lemma.core.random import permutation
 from lemma.core.ranks import is_leader
 from lemma.core.types import Group, write_tokens
-from lemma.engines.mismatch import Mismatch, check_mismatch
+from lemma.engines.mismatch import MismatchLimit
 from lemma.engines.protocol import Engine
 from lemma.formats import Format
 from lemma.learning.learner import Learner, StepReport
 from lemma.models.load_model import pick_precision
-from lemma.models.model_options import Precision
-from lemma.models.policy import Policy
 from lemma.objectives import Totals
 from lemma.objectives.objective import count_episode_tokens
 from lemma.rollouts import Rollouts
@@ -35,9 +33,15 @@ from lemma.rollouts.journal import tidy
 from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
 from lemma.runs.stage import Stage
 from lemma.stages.reference import ModelReference, ReferenceModel
-from lemma.stages.reinforcement.rl_metrics import credited_metrics, lag_metrics, rollout_metrics, update_metrics
+from lemma.stages.reinforcement.rl_metrics import (
+    credited_metrics,
+    rollout_metrics,
+    sample_size,
+    staleness,
+    update_metrics,
+)
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from lemma.stages.reinforcement.rl_parts import RlParts, open_speaking, prepare_parts
+from lemma.stages.reinforcement.rl_parts import RlParts, open_sampling, prepare_parts
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
@@ -48,13 +52,13 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         stack.callback(queue.close)
         background = stack.enter_context(BackgroundWork())
         stage.before_saving = background.wait
-        speaking = open_speaking(stage, options, fmt, parts, done, stack)
-        engine, collector = speaking.engine, speaking.collector
+        engine, collector = open_sampling(stage, options, fmt, parts, done, stack)
         queue.use(collector, parts.policy, engine)
         benchmarks.begin(done, total, engine)
         measured, kept = benchmarks.due_steps(total), options.journal.steps
         stage.catch_up(learner, done, total)
         precision = pick_precision(stage.model.precision, parts.policy.device)
+        limit = MismatchLimit.of(precision, parts.policy.findings.rounding, options.rollout.temperature)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = queue.take(step)
@@ -75,7 +79,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             values = metrics_of(options, parts, step, rollouts, batch, reports)
             parts.algorithm.observe(values, parts.memory)
             if not options.rollout.lag or step == 1:
-                check_engine(parts.policy, precision, engine, reports, speaking.sampling.temperature)
+                check_engine(engine, reports, limit)
             if is_measured := step in measured:
                 queue.drain()
             is_best = is_measured and benchmarks.after(step, total, engine)
@@ -117,13 +121,11 @@ def metrics_of(
 ) -> dict[str, float]:
     """All metrics of a step, except the algorithm's memory."""
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
-    return (
-        rollout_metrics(rollouts, batch, by_verdict=by_verdict)
-        | credited_metrics(parts.algorithm, batch)
-        | {"lr": parts.learner.last_rate, "epoch": parts.order.epoch}
-        | lag_metrics(options.rollout.lag, rollouts, step, update_metrics(reports))
-        | {"mismatch/rounding": parts.policy.findings.rounding}
-    )
+    values = rollout_metrics(rollouts, batch, by_verdict=by_verdict) | credited_metrics(parts.algorithm, batch)
+    values |= {"lr": parts.learner.last_rate, "epoch": parts.order.epoch} | update_metrics(reports)
+    if options.rollout.lag:
+        values |= staleness(rollouts, step) | sample_size(values)
+    return values | {"mismatch/rounding": parts.policy.findings.rounding}
 
 
 def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
@@ -212,14 +214,11 @@ def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequenc
     return [[drawn[i] for i in sorted(part.tolist())] for part in np.array_split(shuffled, count)]
 
 
-def check_engine(
-    policy: Policy, precision: Precision, engine: Engine, reports: Sequence[StepReport], temperature: float
-) -> None:
+def check_engine(engine: Engine, reports: Sequence[StepReport], limit: MismatchLimit) -> None:
     """Compare the engine's log-probabilities with those of the learner before its first update."""
-    metrics = reports[0].metrics if reports else {}
-    if "mismatch/mean" in metrics:
-        mismatch = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
-        check_mismatch(mismatch, precision, engine.name, policy.findings.rounding, temperature)
+    difference = reports[0].metrics.get(limit.metric, 0.0) if reports else 0.0
+    if not difference <= limit.most:
+        limit.refuse(difference, engine.name)
 
 
 def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -89,13 +88,6 @@ def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
         values[name] = max(known) if name.endswith("/max") else _mean(known)
     # Engine and learner have the same weights only at the first update.
     return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
-
-
-def lag_metrics(
-    lag: int | Literal["flying"], rollouts: Rollouts, step: int, values: dict[str, float]
-) -> dict[str, float]:
-    """The metrics of a step; with a lag, also how stale its samples were and their effective sample size."""
-    return values | staleness(rollouts, step) | sample_size(values) if lag else values
 
 
 def staleness(rollouts: Rollouts, step: int) -> dict[str, float]:

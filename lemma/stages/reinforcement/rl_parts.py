@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from lemma.algorithms import Algorithm, AlgorithmState
-from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.protocol import Engine
 from lemma.formats import Format
 from lemma.learning.learner import Learner
 from lemma.models.policy import Policy
@@ -21,7 +21,7 @@ from lemma.stages.reinforcement.partial_rollout_queue import PartialRolloutQueue
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
 from lemma.stages.reinforcement.rl_validation import RlBenchmarks
-from lemma.stages.reinforcement.speaking import make_collector, make_rollout_engine, make_world, sampling_of
+from lemma.stages.reinforcement.sampling_parts import make_collector, make_rollout_engine, make_world, sampling_of
 from lemma.stages.reinforcement.staleness_queue import StalenessQueue
 from lemma.stages.trained_prompt import Instructions, as_trained
 
@@ -44,15 +44,6 @@ class RlParts:
     diagnosis: Diagnosis
     benchmarks: RlBenchmarks
     data: str
-
-
-@dataclass(frozen=True)
-class Speaking:
-    """What it samples with."""
-
-    engine: Engine
-    collector: RolloutCollector
-    sampling: Sampling
 
 
 def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> RlParts:
@@ -116,10 +107,10 @@ def make_queue(options: ReinforcementOptions, order: ProblemOrder, total: int) -
     return StalenessQueue(order, rollout.lag, total)
 
 
-def open_speaking(
+def open_sampling(
     stage: Stage, options: ReinforcementOptions, fmt: Format, parts: RlParts, done: int, stack: contextlib.ExitStack
-) -> Speaking:
-    """The engine with the weights after step `done`, and everything around it.
+) -> tuple[Engine, RolloutCollector]:
+    """The engine with the weights after step `done`, and what collects its samples.
 
     The stack closes them, whatever happens: the engine first, so that sampling that still runs alongside the learner
     fails, and the worlds last, when nobody plays in them any more.
@@ -139,7 +130,7 @@ def open_speaking(
         engine.update_weights(done)
     scorer = Scorer(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     collector = make_collector(stage, options, scorer, engine, parts.order, sampling, world, parts.data)
-    return Speaking(engine, collector, sampling)
+    return engine, collector
 
 
 def total_steps(options: ReinforcementOptions, problems: int) -> int:

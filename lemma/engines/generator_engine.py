@@ -49,8 +49,8 @@ class _Session:
     """One slot's requests at one speaker, or those in flight at several: what is not sent yet, which samples they still
     owe, and what they have returned."""
 
-    def __init__(self, number: int, peers: Sequence[Connection], *, flies: bool = False):
-        self.number, self.peers, self.flies = number, peers, flies
+    def __init__(self, number: int, peers: Sequence[Connection], *, is_partial: bool = False):
+        self.number, self.peers, self.is_partial = number, peers, is_partial
         self.begun: set[Connection] = set()
         self.announced: set[Key] = set()
         self.unsent: dict[Connection, list[Request]] = {}
@@ -107,17 +107,17 @@ class _Session:
         self.failure = error
 
 
-class SpokenEngine(Engine):
+class GeneratorEngine(Engine):
     """See `lemma.engines.protocol.Engine`. Every learner rank has one; the first one loads and sends weights.
 
-    `spent` is called with the seconds that speakers worked for this rank. With `flies`, requests submitted outside of
-    slots continue across updates.
+    `spent` is called with the seconds that speakers worked for this rank. With `is_partial`, requests submitted
+    outside of slots continue across updates.
     """
 
     has_own_devices = True
 
     def __init__(
-        self, policy: Policy, link: SpeakerLink, load: Load, spent: Callable[[float], None], *, flies: bool = False
+        self, policy: Policy, link: SpeakerLink, load: Load, spent: Callable[[float], None], *, is_partial: bool = False
     ):
         self.policy, self._link, self._spent = policy, link, spent
         self._sending, self._hearing = threading.Lock(), threading.Lock()
@@ -134,10 +134,10 @@ class SpokenEngine(Engine):
         self.name, self.context, self.in_place_of = first.name, first.context, first.in_place_of
         capacities = [one.capacity for one in loaded if one.capacity is not None]
         self._capacity = min(capacities, default=None)
-        self.updates_in_flight = flies and all(one.updates_in_flight for one in loaded)
+        self.updates_in_flight = is_partial and all(one.updates_in_flight for one in loaded)
         shift = ranks.rank() % len(link.connections)
         aloft = [*link.connections[shift:], *link.connections[:shift]]  # learners start with different speakers
-        self._only = self._new_session(aloft if flies else link.connections[:1], flies=flies)
+        self._only = self._new_session(aloft if is_partial else link.connections[:1], is_partial=is_partial)
         self._use(self._only)
         self._worked = 0.0
         self._look_before, link.look = link.look, self._look
@@ -181,9 +181,9 @@ class SpokenEngine(Engine):
         """Slots are assigned to the speakers round-robin."""
         return [self._link.connections[slot % len(self._link.connections)]]
 
-    def _new_session(self, peers: Sequence[Connection], *, flies: bool = False) -> _Session:
+    def _new_session(self, peers: Sequence[Connection], *, is_partial: bool = False) -> _Session:
         self._link.sessions += 1
-        session = _Session(self._link.sessions, peers, flies=flies)
+        session = _Session(self._link.sessions, peers, is_partial=is_partial)
         self._sessions[session.number] = session
         return session
 
@@ -196,10 +196,10 @@ class SpokenEngine(Engine):
     # --- the protocol ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """What flies is sent at once, so that speakers have work whatever the learner does next."""
+        """Requests of partial rollouts are sent at once, so that speakers have work whatever the learner does next."""
         check_request(request, self.context)
         self._current.add(request)
-        if self._current.flies:
+        if self._current.is_partial:
             self._flush(self._current)
 
     def cancel(self, key: Key) -> None:
@@ -226,7 +226,7 @@ class SpokenEngine(Engine):
         """Speakers are told and need not reply: they may be busy with other requests."""
         before = self._current
         self._end(before)
-        self._use(self._new_session(before.peers, flies=before.flies))
+        self._use(self._new_session(before.peers, is_partial=before.is_partial))
         if before is self._only:
             self._only = self._current
 
@@ -266,7 +266,7 @@ class SpokenEngine(Engine):
             if peer not in session.begun:
                 session.begun.add(peer)
                 forgets = session is not self._only
-                self._send(peer, Begin(session.number, requests, False, forgets, session.flies))
+                self._send(peer, Begin(session.number, requests, False, forgets, session.is_partial))
                 requests = []
             if requests or keys:
                 self._send(peer, More(session.number, requests, keys))

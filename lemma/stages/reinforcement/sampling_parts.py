@@ -12,11 +12,11 @@ from lemma.core.errors import UserError
 from lemma.core.ranks import SpeakerLink, slots, speakers
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
+from lemma.engines.generator_engine import GeneratorEngine
 from lemma.engines.native.engine import BLOCK
 from lemma.engines.protocol import Engine, Sampling
 from lemma.engines.remote.remote_engine import RemoteEngine
 from lemma.engines.speaker_messages import Load
-from lemma.engines.spoken_engine import SpokenEngine
 from lemma.engines.stop_strings import ends_of
 from lemma.engines.weight_broadcast import layout_of
 from lemma.formats import Format
@@ -37,20 +37,20 @@ def make_rollout_engine(
     `budget` is how many tokens an update computes at a time.
     """
     wanted: EngineOptions = options.rollout.engine
-    needed, link, flies = None, speakers(), options.rollout.lag == "flying"
+    needed, link, is_partial = None, speakers(), options.rollout.lag == "flying"
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
         servers = wanted.server_count or (0 if link is None else len(link.ranks))
-        parts = servers if servers and flies else slots()
+        parts = servers if servers and is_partial else slots()
         rows = min(-(-options.batch.problems // parts) * options.algorithm.group_size, wanted.sequences)
         needed = max(rows * longest, evaluated) + BLOCK * options.batch.problems * options.algorithm.group_size
     engine: Engine
     if isinstance(wanted, NativeOptions) and wanted.has_own_devices:
         if needed is not None and wanted.shares_gpu:
             needed = cache_tokens(stage, options, policy, needed, budget)
-        engine = RemoteEngine(policy, stage.seed, wanted, needed, flies=flies, spent=_serving_time(stage))
+        engine = RemoteEngine(policy, stage.seed, wanted, needed, is_partial=is_partial, spent=_serving_time(stage))
     elif link is not None:
         assert isinstance(wanted, NativeOptions), "a recipe with speakers has the native engine"
-        engine = _spoken(stage, policy, link, wanted, needed, flies)
+        engine = _generator_engine(stage, policy, link, wanted, needed, is_partial)
     else:
         if needed is not None:
             tokens = cache_tokens(stage, options, policy, needed, budget)
@@ -66,9 +66,9 @@ def make_rollout_engine(
     return engine
 
 
-def _spoken(
-    stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOptions, cache: int | None, flies: bool
-) -> SpokenEngine:
+def _generator_engine(
+    stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOptions, cache: int | None, is_partial: bool
+) -> GeneratorEngine:
     """The engine of the generation-only ranks; the time they take is logged as `speak_seconds`."""
     load = Load(
         stage.model,
@@ -85,7 +85,7 @@ def _spoken(
     def spent(seconds: float) -> None:
         stage.clock.spent["speak"] = stage.clock.spent.get("speak", 0.0) + seconds
 
-    return SpokenEngine(policy, link, load, spent, flies=flies)
+    return GeneratorEngine(policy, link, load, spent, is_partial=is_partial)
 
 
 def _serving_time(stage: Stage) -> Callable[[float], None]:
