@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from lemma.grading.conditions import read_condition
 from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import Lexeme
-from lemma.grading.names import names
 from lemma.grading.objects import (
     COMPARISONS,
     LETTER,
@@ -21,15 +19,17 @@ from lemma.grading.objects import (
     compares,
     ends_member,
     is_light,
+    read_condition,
     read_object,
     read_one,
     skip_light,
 )
 from lemma.grading.spelt import spelt_number
+from lemma.grading.tokens import name_set
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
-_PARTICIPLES = frozenset(names("leaving making giving"))
-_COMPARED = COMPARISONS | frozenset(names("% of per percent than older younger"))
+_PARTICIPLES = name_set("leaving making giving")
+_COMPARED = COMPARISONS | name_set("% of per percent than older younger")
 
 
 CIRCUMSTANCE, PLAIN, AFTER_VERB, _BOLD = range(4)
@@ -100,7 +100,7 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
             if token.text in "(（":
                 depth = 1
             else:
-                _divide(clauses, token)
+                _divide(clauses, tokens, place)
             place += 1
             continue
         if token.kind == "word":
@@ -129,16 +129,22 @@ def _leads_sentence(tokens: list[Lexeme], place: int) -> bool:
     return bool(before) and "at" in before[-1].parts and all(is_light(t) or t.parts & {"at", "so"} for t in before)
 
 
-def _divide(clauses: list[Clause], token: Lexeme) -> None:
+def _divide(clauses: list[Clause], tokens: list[Lexeme], place: int) -> None:
     """Begin a clause at a punctuation mark."""
-    kind = clauses[-1].kind
+    kind, token = clauses[-1].kind, tokens[place]
     if token.text in ";:；：" or token.text in ("->", "=>", "→", "⇒"):
         clauses.append(Clause("main"))
     elif token.text in ",，":
-        first = kind == "leading"
+        first = kind == "leading" or (any(c.denies for c in clauses) and _says_it(tokens[place + 1 : place + 3]))
         clauses.append(Clause("main" if first else "sub" if kind == "sub" else "comma", reason=clauses[-1].reason))
     elif token.text in ("—", "–", "--", "-"):
         clauses.append(Clause("sub" if clauses[-1].values else "main"))
+
+
+def _says_it(tokens: list[Lexeme]) -> bool:
+    """Whether what follows a denial says what is true instead: not 10, it is 11."""
+    said = [token.text.lower() for token in tokens]
+    return said[:1] == ["it's"] or (said[:1] == ["it"] and "be" in tokens[-1].parts)
 
 
 def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> None:
@@ -162,7 +168,9 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
         clauses.append(Clause("main"))
     elif (low in _PARTICIPLES and "so" in parts) or (
-        low in _REACHES and before is not None and (before.text.lower() in _PEOPLE or is_light(before))
+        low in _REACHES
+        and before is not None
+        and (before.text.lower() in _PEOPLE or is_light(before) or "has" in before.parts)
     ):
         pass
     elif (
@@ -206,7 +214,7 @@ def _gives_reason(parts: frozenset[str], low: str, before: Lexeme | None) -> boo
 
 
 _REASONS = frozenset({"for", "although", "though", "while", "whereas", "so that"})
-_CONJUNCTIONS = frozenset(names("as since for after before until بعد قبل après avant nach después dopo após"))
+_CONJUNCTIONS = name_set("as since for after before until بعد قبل après avant nach después dopo após")
 _RESTATES = frozenset({"namely", "specifically", "viz"})
 _REACHES = frozenset({"found", "obtained", "reached", "computed", "calculated", "derived"})
 _PEOPLE = frozenset({"i", "we", "you", "he", "she", "it", "they"})
@@ -290,7 +298,7 @@ def said_correct(tokens: list[Lexeme], place: int) -> bool | None:
             continue
         if token.text.lower() in _WRONG and verb is not None:
             return negated
-        if "correct" in token.parts:
+        if "correct" in token.parts or (verb is not None and "answer" in token.parts):
             return not negated
         negated = negated or "no" in token.parts
         if verb is None and "be" in token.parts:
@@ -332,4 +340,7 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     return CIRCUMSTANCE if numbered or ("at" in leader.parts and not total) else PLAIN
 
 
-_TOTALS = frozenset(names("total sum cost profit price value average maximum minimum number amount result"))
+_TOTALS = name_set(
+    "height length area width volume speed distance time age score ratio difference product "
+    "total sum cost profit price value average maximum minimum number amount result"
+)

@@ -12,18 +12,15 @@ from functools import lru_cache
 from typing import Any
 
 from lemma.grading.limits import MAX_DIGITS, MAX_NESTING, LimitExceeded
-from lemma.grading.names import names
-from lemma.grading.tokens import FUNCTIONS, Token
+from lemma.grading.tokens import FUNCTIONS, Token, name_set
 
 Tree = tuple[Any, ...]
 
-GREEK = frozenset(
-    names(
-        """
+GREEK = name_set(
+    """
         alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi
         psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
         """
-    )
 )
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 UNIT_VECTORS = ("\\hat{i}", "\\hat{j}", "\\hat{k}")
@@ -148,13 +145,15 @@ class _Reader:
                 part = self.power()
                 if self.proper(part):
                     return ("add", tree, part)
+                if part[0] in ("pct", "deg") and self.proper(part[1]):
+                    return (part[0], ("add", tree, part[1]))
                 return ("mul", tree, part)
             if token.kind == "num":
                 if self.kind(1) == "/" and self.kind(2) == "num" and self.kind(3) not in ("^", "!"):
                     top, bottom = number(token.value), number(self.tokens[self.place + 2].value)
                     if 0 < top < bottom:
                         self.place += 3
-                        return ("add", tree, ("num", top / bottom))
+                        return self.postfix(("add", tree, ("num", top / bottom)))
                 raise Unreadable("two numbers side by side")
         exponent = self.place > 1 and self.tokens[self.place - 2].kind == "^"
         if token.kind == "num" and before.kind == "num" and not exponent:

@@ -15,9 +15,9 @@ from lemma.grading.choice import read_choice, said_of_it, several, yes_or_no
 from lemma.grading.extract import Extraction, boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
+from lemma.grading.precision import stands_for
 from lemma.grading.relations import contradicts
 from lemma.grading.residues import holds, read_residues, same_residues, without_modulus
-from lemma.grading.rounded import stands_for
 from lemma.grading.rules import Rules
 from lemma.grading.shapes import same
 from lemma.grading.single import Context, GoldLimit, Undecided, same_words, unread_leaves
@@ -68,7 +68,7 @@ def decides_nothing(gold: str) -> bool:
 
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_SAYS = re.compile(r"[^\W_]|^[-+*/<>=]$|[^\x00-\x7f\u2010-\u2026]")
+_SAYS = re.compile(r"[^\W_]|\\\{\s*\\\}|^[-+*/<>=]$|[^\x00-\x7f\u2010-\u2026]")
 
 
 def read_and_compare(prediction: str, gold: str, rules: Rules, start: float) -> Verdict | PendingGrade:
@@ -109,8 +109,8 @@ def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules)
     return None if given is None else given == wanted
 
 
-_WORDS = re.compile(r"(?:\d{0,3}[^\W\d_]{2,}[ '-]?){1,4}")
-_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called)\b(?:\s+(?:an?|the))?)"
+_WORDS = re.compile(r"(?:(?:\d{1,3}[^\W\d_]{2,}|[^\W\d_]{3,})[ '-]?){1,4}")
+_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called|it|series|sequence|integral)\b(?:\s+(?:an?|the))?)"
 
 
 def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -> bool:
@@ -257,14 +257,14 @@ def _choices(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tupl
     gold = read_choice(wanted)
     if gold is None:
         letters = several(wanted)
-        if letters and letters == several(answer):
+        if letters and letters == several(answer) and (not wanted.isalpha() or sorted(wanted) == list(wanted)):
             return "right", "choice"
         given = read_choice(answer)
         if given is None or not given.content:
             return None
         outcome = _compare(wanted, given.content, rules, symbolic)
         return outcome if outcome[0] == "right" else None
-    given = read_choice(answer)
+    given = None if several(answer) else read_choice(answer)
     if not gold.content:
         if given is None:
             return None

@@ -56,7 +56,7 @@ ENGLISH = Wording(
     "goes up to|rounds to|left with|leaves us with|leave us with|ends up with|end up with|"
     "it's|that's|there's|they're|i'm|amounts to|reads|stands at|"
     "ought to be|that is|i get|we get|we obtain|found to be|confirmed to be|determined to be|calculated to be",
-    light="none other than|no other than|well|okay|ok|alright|"
+    light="for sure|for certain|without a doubt|none other than|no other than|well|okay|ok|alright|"
     "the|a|an|to|be|it|that|this|these|there|they|we|i|you|so|then|thus|hence|therefore|of course|in fact|"
     "after all|definitely|simply|exactly|precisely|clearly|indeed|obviously|actually|certainly|always|also|"
     "still|just|only|surely|probably|likely|really|finally|again|approximately|about|roughly|around|number|"
@@ -77,18 +77,20 @@ ENGLISH = Wording(
     "in conclusion|to conclude|ultimately|in summary|together|and so|and hence|and thus|and therefore|"
     "this means|this gives|that means|as a result|we conclude|it follows|which means|this leaves|conclusion|"
     "which gives|which leaves|which makes|giving|making|leaving|for a total of|in short|in brief|all in all",
-    no="not|isn't|aren't|wasn't|never|cannot|can't|neither|couldn't|won't|isnt|shouldn't|wouldn't|can not|hardly",
+    no="not|isn't|aren't|wasn't|never|cannot|can't|neither|couldn't|won't|isnt|shouldn't|wouldn't|can not|hardly|"
+    "anything but|differs from|different from",
     at="in|of|for|from|per|by|with|at|on|after|before|within|over|under|below|above|between|among|than|each|every|during|"
     "out of|to|into|times|through|across|until|as|using|another|without|against|via|since|beside|besides|"
-    "except",
+    "except|near|nearly",
     joins="and|or|&|and also",
     asks="will now|problem says|question says|problem states|question states|are told|"
     "what|how|why|who|find|count|list|identify|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
-    "asks|asked|how many|how much|want to find|need to find|goal is|is to|problem is|let|given|prove|show|"
+    "asks|asked|asking|see|how many|how much|want to find|need to find|is to|let|given|prove|show|"
     "consider|write|round|give|enter|state|choose|select|pick|assume|can|could|do|does|would|is|are|which",
     supposes="if|suppose|supposing|assume|assuming|whether|unless|imagine|were|might|may|could|perhaps|maybe|check|"
     "find|guess|what|which|how|why|express|give|write|put|enter|provide|round|report|verify|doubt|until|"
-    "before|had|say|thought|believed|guessed|assumed|expected|claimed",
+    "before|had|say|thought|believed|guessed|assumed|expected|claimed|"
+    "don't think|do not think|don't believe|nobody|no one|wrong to say",
     chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
     correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
@@ -139,7 +141,7 @@ KOREAN = Wording(
     be="은|는|이|가",
     light="약",
     ends="입니다|이다|이며|입니다만|왜냐하면|이므로|이고|가|이|개입니다|개이다|때문에|아니라",
-    so="따라서|그러므로|그래서|즉|결국",
+    so="따라서|그러므로|그래서|즉|결국|총|모두|합계",
     no="아니라|아닙니다|아니고",
     joins="와|과|또는|그리고",
     asks="구하시오|구하라",
@@ -202,15 +204,17 @@ HINDI = Wording(
 )  # fmt: skip
 FRENCH = Wording(
     answer="réponse|la réponse finale|réponses|rép|réponse finale|reponse",
-    be="on trouve|on obtient|est|sont|égale|égal|vaut|sera|c'est|est égale à|donne|serait|fait|est donc|est égal à|"
+    be="on trouve|on obtient|est|est de|est donc de|est alors de|sera de|sont|"
+    "égale|égal|vaut|sera|c'est|est égale à|donne|serait|fait|est donc|est égal à|"
     "valent",
     light="donc|la|le|les|l'|un|une|bien|exactement|simplement|alors|que|environ|nombre|valeur|lettre|l'option|"
-    "ainsi|égale|égal|à|finalement|il|elle|en|effet|évidemment|tout|ici|bonne|réponse|proposition|choix",
+    "ainsi|égale|égal|à|finalement|il|elle|en|effet|évidemment|tout|ici|bonne|réponse|proposition|choix|"
+    "encore|déjà|maintenant",
     ends="car|parce|parce que|puisque|comme|où|qui|alors que|et non|non|mais|si|quand|lorsque|c'est-à-dire|soit|"
     "donc|et pas|plutôt|au lieu|étant donné|avec|pour|pas|dont|par",
     so="donc|ainsi|alors|par conséquent|finalement|en tout|au total|d'où|enfin|en conclusion|on obtient|conclusion",
     no="n'est pas|ne|pas|non|n'est|jamais",
-    at="après|en|pour|par|de|des|dans|sur|avec|à|chaque|entre|du|d'|sans|pendant|parmi|au|aux|contre|depuis",
+    at="d'ici|après|en|pour|par|de|des|dans|sur|avec|à|chaque|entre|du|d'|sans|pendant|parmi|au|aux|contre|depuis",
     joins="et|ou",
     asks="quel|quelle|combien|trouver|calculer|trouvez|calculez|déterminer|déterminez|résoudre|soit|est-ce",
     supposes="si|supposons|soit|calculer|trouver|est-ce",

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from lemma.grading.choice import OPTIONS
 from lemma.grading.languages import ATTACHED, FIRST_WORDS, PHRASES, TABLES, UNSPACED, language_of
-from lemma.grading.names import names
 from lemma.grading.spelt import CHINESE_FRACTION
+from lemma.grading.tokens import name_set
 from lemma.grading.units import known
 
 MATH = re.compile(
@@ -64,6 +64,7 @@ _OPERATOR = (
 _VALUE = re.compile(rf"(?:[-−–+±∓](?=\S)|[≈~<>≤≥≠]\s?)?{_ATOM}(?:(?:{_OPERATOR}[-−+±]?\s?)?{_ATOM})*")
 _CHOICE = re.compile(
     rf"[(（]\s?([A-J{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|(?:(?<=option )|(?<=choice ))\(([a-j])\)|"
+    r"(?<=answer is )([a-e])\)(?=\s)|"
     r"\\text(?:bf|rm)?\{\s*\(?([A-J])\)?[.:]?\s*\}(?:\\[ ,;])?"
 )
 _WORD = re.compile(
@@ -76,10 +77,8 @@ _AREA = re.compile(r"(?<=\d)\s?([mskg])([²³])$")
 _TEMPERATURE = re.compile(r"(?<=\d)\s?°\s?[CF]$")
 _PLAIN = re.compile(r"[A-Za-zÀ-ÿ]{3,}(?=[\s.,;:!?]|$)")
 _PHRASE = re.compile(rf"(?:{PHRASES})(?![^\W\d_])", re.IGNORECASE)
-_FUNCTIONS = frozenset(
-    names(
-        "sin cos tan arcsin arccos arctan sinh cosh tanh cot sec csc sqrt cbrt log exp max min gcd lcm infinity infty"
-    )
+_FUNCTIONS = name_set(
+    "sin cos tan arcsin arccos arctan sinh cosh tanh cot sec csc sqrt cbrt log exp max min gcd lcm infinity infty"
 )
 _GLUED = re.compile(r"[-‑]?[A-Za-zÀ-ÿ]+")
 _SIGNIFICANT = re.compile(
@@ -161,7 +160,7 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
         formula = MATH.match(text, place)
         if formula is not None and not _is_money(formula):
             return "math", next(group for group in formula.groups() if group is not None).strip(), formula.end()
-    choice = _CHOICE.match(text, place) if character in "([（\\" else None
+    choice = _CHOICE.match(text, place) if character in "([（\\" or text.startswith(")", place + 1) else None
     if choice is not None:
         letter = next(group for group in choice.groups() if group is not None)
         return "choice", OPTIONS.get(letter, letter.upper()), choice.end()
@@ -194,13 +193,11 @@ def _area(unit: re.Match[str]) -> str:
 
 
 _ORDINALS = frozenset({"st", "nd", "rd", "th"})
-_SAID_OF_NUMBERS = frozenset(
-    names(
-        """
+_SAID_OF_NUMBERS = name_set(
+    """
         hundred thousand million billion trillion dozen factorial squared cubed percent pct degrees degree halves thirds
         fourths fifths sixths eighths tenths hundredths thousandths square cubic sq cu am pm modulo mod base
         """
-    )
 )
 
 

@@ -10,9 +10,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from lemma.grading.names import names
 from lemma.grading.notation import usual, without_html
-from lemma.grading.tokens import FUNCTIONS
+from lemma.grading.tokens import FUNCTIONS, name_set, names
 from lemma.grading.units import in_one_unit
 
 _CHARACTERS = {
@@ -60,12 +59,15 @@ _OLD_FONT = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\b\s*([^{}]*)\}|\\(?:rm|bf|it|
 _DEGREE = re.compile(
     r"\^\s*\{\s*\\(?:circ|degree|textcirc|textdegree)\s*\}|\^\s*\\(?:text)?circ(?![A-Za-z])|\\(?:text)?degree(?![A-Za-z])|\\circ\s*$|\^\s*°|\^\s*\{\s*°\s*\}"
 )
-_DEGREE_WORD = re.compile(r"(?<=[\d})])\s*(?:\\text\{\s*)?(?:degrees?|deg)\b\.?(?:\s*\})?", re.IGNORECASE)
+_DEGREE_WORD = re.compile(
+    r"(?<=[\d})])(?:\s*\\text\{\s*(?:degrees?|deg)\.?\s*\}|\s*(?:degrees?|deg)\b\.?)", re.IGNORECASE
+)
 _MINUTES = re.compile(
     r"(\d+)\s*°\s*(\d{1,2})\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)(?:\s*(\d{1,2})\s*(?:''|\"|\^\s*\{?\s*\\prime\s*\\prime\s*\}?))?"
 )
 _PERCENT = re.compile(
-    r"\\%|\s*(?:\\text\{\s*)?\b(?:percent(?:age)?|per cent|pct)\b\.?(?:\s*\})?|\\text\{\s*\\?%\s*\}", re.IGNORECASE
+    r"\\%|\s*\\text\{\s*(?:percent(?:age)?|per cent|pct|\\?%)\.?\s*\}|\s*\b(?:percent(?:age)?|per cent|pct)\b\.?",
+    re.IGNORECASE,
 )
 _GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?!\d|\s*/|\s*\\frac)")
 _COMMA_BRACE = re.compile(r"\{\s*,\s*\}|,\s*\\!\s*")
@@ -100,6 +102,7 @@ _REPEATING = (
     (re.compile(r"(?<![\d.])(\d*\.\d*?)(\d{2,6}?)\2+\s*(?:\.{2,}|\\ldots)(?!\d)"), r"\1\\overline{\2}"),
     (re.compile(r"(?<![\d.])(\d*\.\d*)\((\d{1,12})\)(?![\w(])"), r"\1\\overline{\2}"),
 )
+_GOES_ON = re.compile(r",\s*\.{3}\s*$")
 _SPACE_RUN = re.compile(r"\s+")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
@@ -109,7 +112,7 @@ _LED = re.compile(
 )
 _INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}\b(?:is|are|equals)\s*:?\s*\}\s*(?=\S)(?<!\bnot )")
 _STATED = re.compile(r"^\\text\{[^{}\d]{2,80}\b(?:is|are|equals)\s*:?\s+(-?\d[^{}]*)\}$")
-_MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z][^{}\d]*)?\}$")
+_MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+|:\d\d|(?: \d+)?/\d+)?\s*[%°]?)\s*([A-Za-z][^{}\d]*)?\}$")
 _FOR_ALL = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*(?:for|where)\s+(?:an?\s+|any\s+|some\s+|every\s+|each\s+|all\s+)?integers?\s*\}\s*[A-Za-z]$"
 )
@@ -288,6 +291,7 @@ def _in_degrees(match: re.Match[str]) -> str:
 def _rare(text: str) -> str:
     """Spellings that most texts do not have: \\choose, ordinals, the domain of a parameter, the empty set."""
     if "." in text:
+        text = _GOES_ON.sub(r", \\ldots", text)
         text = _ABBREVIATED.sub(r"\1", text)
         if "..." in text or "ldots" in text or "(" in text:
             for pattern, spelt in _REPEATING:
@@ -336,12 +340,14 @@ def _trim(text: str) -> str:
         text = trimmed
 
 
+_ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3})")
+_POINT = re.compile(r"\.\d")
 _EXCLAIMED = re.compile(r"(?<=[A-Za-z]{2})[!.\s]+$")
 _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}(?!\w)")
 _LETTERS = re.compile(r"(\\?)([^\W\d_]{2,})")
 _PLAIN_GROUP = re.compile(r"(?<![\w^}\]])\{([^{}\\^_]*)\}")
-LITTLE = frozenset(names("an the of and or is are in on to by for no not yes all any it at as be dne none nan"))
+LITTLE = name_set("an the of and or is are in on to by for no not yes all any it at as be dne none nan")
 
 
 def _folded(match: re.Match[str]) -> str:
@@ -366,7 +372,9 @@ def words(text: str) -> str:
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = _LETTERS.sub(_folded, _PLAIN_GROUP.sub(r"\1", _SHORT_SCRIPT.sub(r"\1\2", text)))
     text = text.replace("\\", " ").replace('"', "")
-    return _EXCLAIMED.sub("", _SPACE_RUN.sub(" ", text).strip(" .,;:'"))
+    text = _SPACE_RUN.sub(" ", text).strip(" ,;:'").rstrip(" .,;:'")
+    text = _ARTICLE.sub("", text)
+    return _EXCLAIMED.sub("", text if _POINT.match(text) else text.lstrip(" .,;:'"))
 
 
 def squeezed(text: str) -> str:
