@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.cluster.launching import Launcher
-from tests.cluster.crew import PRELOAD
+from tests.preloaded import CONTEXT
 
 Program = Callable[[list[str], dict[str, str], Path], None]
 
@@ -38,12 +37,10 @@ class ForkedRank:
     """What a launcher wants of a process."""
 
     def __init__(self, words: list[str], env: Mapping[str, str], output: Path, program: Program = lemma_rank):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
         # The server may have been started under another fault.
         changes = {name: value for name, value in env.items() if os.environ.get(name) != value or name == "LEMMA_FAULT"}
         changes.pop("LEMMA_LAUNCHER")  # the parent of a forked rank is another process
-        self._process = context.Process(target=program, args=(words, changes, output))
+        self._process = CONTEXT.Process(target=program, args=(words, changes, output))
         self._process.start()
         self.pid = self._process.pid or 0
 

@@ -78,7 +78,18 @@ def gradients(
     return report.loss, grads, report.packs
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+# Every objective, and one of each scope for the other ways to train, of which an objective knows nothing.
+CASES = [
+    *(("full", name) for name in OBJECTIVES),
+    *(
+        (kind, name)
+        for kind in ("lora", "recomputed")
+        for name in ("policy_clip", "dpo", "nll_sequence", "mixed_batch")
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "name"), CASES, indirect=["policy"])
 def test_loss_and_gradient_do_not_change(policy: Policy, name: str) -> None:
     objective = OBJECTIVES[name]()
     loss, grads, packs = gradients(policy, objective, 10**6, share=False)
