@@ -39,7 +39,7 @@ class ForkedRank:
     def __init__(self, words: list[str], env: Mapping[str, str], output: Path, program: Program = lemma_rank):
         # The server may have been started under another fault.
         changes = {name: value for name, value in env.items() if os.environ.get(name) != value or name == "LEMMA_FAULT"}
-        changes.pop("LEMMA_LAUNCHER")  # the parent of a forked rank is another process
+        changes.pop("LEMMA_LAUNCHER", None)  # the parent of a forked rank is another process
         self._process = CONTEXT.Process(target=program, args=(words, changes, output))
         self._process.start()
         self.pid = self._process.pid or 0
@@ -76,6 +76,27 @@ class Forked(Launcher):
 
     def pid_of(self, rank: int) -> int:
         return self._ranks[rank].pid
+
+
+# `lemma`, whose launcher forks its ranks: they are children of its own, as those that it starts.
+LAUNCHER = """
+import multiprocessing, sys
+from pathlib import Path
+from lemma.cli import main
+from lemma.cluster.launching import Launcher
+from tests.cluster.forked import lemma_rank
+
+def start_rank(self, command, env, output):
+    rank = multiprocessing.get_context("fork").Process(
+        target=lemma_rank, args=(command[3:], env, output or Path("/dev/stderr"))
+    )
+    rank.start()
+    rank.poll = lambda: rank.exitcode
+    return rank
+
+Launcher.start_rank = start_rank
+sys.exit(main())
+"""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -79,14 +79,8 @@ def gradients(
 
 
 # Every objective, and one of each scope for the other ways to train, of which an objective knows nothing.
-CASES = [
-    *(("full", name) for name in OBJECTIVES),
-    *(
-        (kind, name)
-        for kind in ("lora", "recomputed")
-        for name in ("policy_clip", "dpo", "nll_sequence", "mixed_batch")
-    ),
-]
+FEW = ("policy_clip", "nll_sequence", "dpo", "mixed_batch")
+CASES = [*(("full", name) for name in OBJECTIVES), *((kind, name) for kind in ("lora", "recomputed") for name in FEW)]
 
 
 @pytest.mark.parametrize(("policy", "name"), CASES, indirect=["policy"])
