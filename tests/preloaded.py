@@ -21,13 +21,25 @@ from typing import IO, Any, NoReturn, Self
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        *("lemma.cli.train", "lemma.cli.eval", "lemma.recipe", "lemma.runs.run", "lemma.reporting"),
-        *("lemma.evaluation.evaluator", "lemma.models.tiny", "lemma.engines.native.engine"),
-        *("lemma.engines.native.engine_probe", "transformers.models.qwen3.modeling_qwen3", "torch.distributed"),
-        "tests.preloaded",
+        *(
+            "lemma.cli.train",
+            "lemma.cli.eval",
+            "lemma.recipe",
+            "lemma.runs.run",
+            "lemma.reporting",
+            "lemma.planning.run_plan",
+        ),
+        *("lemma.stages.supervised", "lemma.stages.reinforcement.rl_loop", "lemma.evaluation.evaluator"),
+        *(
+            "lemma.models.tiny",
+            "lemma.engines.native.engine",
+            "lemma.engines.native.engine_probe",
+            "lemma.cluster.rank_program",
+        ),
+        *("transformers.models.qwen3.modeling_qwen3", "sentencepiece", "peft", "torch.distributed"),
+        *("tests.preloaded", "tests.models.small", "tests.cluster.crew"),
     ]
 )
-MODE = {0: "r", 1: "w", 2: "w"}
 
 
 class Passed:

@@ -117,7 +117,7 @@ def at_rest(process: psutil.Process, handles: int) -> int:
     return int(process.memory_info().rss)
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.long)])
 def test_200_clients_of_whom_half_leave(seconds: int, tmp_path: Path) -> None:
     with served(tmp_path) as (process, port):
 
