@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import shutil
 import signal
-import sys
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.results import Report, make_report, read_report
 from lemma.reports import demo_summary as demo
 from lemma.reports.demo_summary import DemoScore, Styles, explanation, is_stepwise, samples, table
-from tests.runs.test_kill import PRELOAD
+from tests.preloaded import Python
 
 STAGES = ("sft", "grpo", "sft_longer")
 # A demo that has all parts and learns nothing.
@@ -77,11 +76,13 @@ def arguments(run: Path) -> list[str]:
     return ["demo", "--set", f"run.dir={run}", "--set", "run.tensorboard=false", *MINUTE]
 
 
-def die(run: Path, fault: str) -> None:
-    sys.stdout = sys.stderr = open(os.devnull, "w")
-    os.environ["LEMMA_FAULT"] = fault
-    demo.HELD_OUT = MINUTE_HELD_OUT
-    raise SystemExit(main(arguments(run)))
+DEMO = f"""
+import sys
+from lemma.cli import main
+from lemma.reports import demo_summary
+demo_summary.HELD_OUT = {MINUTE_HELD_OUT}
+sys.exit(main())
+"""
 
 
 def what_counts(run: Path) -> dict[str, bytes | str]:
@@ -108,13 +109,10 @@ def test_a_demo_that_is_killed_goes_on_to_the_same_page(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     killed = tmp_path / "killed"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for fault in ("rl.before_update:2", "evaluation.before_results:4"):
-        process = context.Process(target=die, args=(killed, fault))
-        process.start()
-        process.join(500)
-        assert process.exitcode == -signal.SIGKILL, fault
+        process = Python(["-c", DEMO, *arguments(killed)], env=os.environ | {"LEMMA_FAULT": fault}, **quiet)
+        assert process.wait(500) == -signal.SIGKILL, fault
         assert not (killed / "results.md").exists()
     monkeypatch.setattr(demo, "HELD_OUT", MINUTE_HELD_OUT)
     assert main(arguments(killed)) == 0

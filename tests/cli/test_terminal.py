@@ -10,8 +10,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -22,6 +20,7 @@ from lemma.core.errors import UserError, warnings_said
 from lemma.core.events import Said
 from lemma.core.terminal import VisibleStream, show_error, show_thread_error, unescaped, visible, visible_logs
 from lemma.data.hub import ORIGIN, hub_origin
+from tests.preloaded import Python
 from tests.serving.parrot import write_parrot
 
 # A title, the clipboard, a cleared screen, a C1 sequence, a turned line, a line that overwrites the one before.
@@ -34,12 +33,21 @@ DEBUG = ["debug", "speaks", "--recipe", "recipe.yaml", "--show", "2", "--groups"
 AGAINST = ["--against", "rows.jsonl"]
 
 
+# The tests ask transformers for errors only.
+COMMAND = """
+import sys, transformers
+from lemma.cli import main
+transformers.logging.set_verbosity_warning()
+sys.exit(main())
+"""
+
+
 def on_terminal(folder: Path, *arguments: str, typed: bytes = b"") -> tuple[int, str]:
     """What a command writes to a terminal, with its exit code. The terminal itself ends lines by `\\r\\n`."""
     reading, writing = pty.openpty()
-    command = [sys.executable, "-m", "lemma", *arguments]
-    env = os.environ | {"TERM": "xterm", "COLUMNS": "200", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning"}
-    with subprocess.Popen(command, cwd=folder, env=env, stdin=writing, stdout=writing, stderr=writing) as process:
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "200"}
+    words = ["-c", COMMAND, *arguments]
+    with Python(words, cwd=folder, env=env, stdin=writing, stdout=writing, stderr=writing) as process:
         os.close(writing)
         os.write(reading, typed)
         data = b""

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.preloaded import CONTEXT
+
 SIZES = (1, 2, 3, 4)
 DEADLINE = 60.0
-PRELOAD = [
-    *("lemma.recipe", "lemma.runs.run", "lemma.reporting", "lemma.models.tiny", "lemma.engines.native.engine"),
-    *("transformers.models.qwen3.modeling_qwen3", "tests.models.small", "torch.distributed"),
-]
 
 
 class Crew:
     """`run` does the same work on several ranks and gives what each of them returned."""
 
     def __init__(self, folder: Path, size: int = 4):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(size):
-            mine, its = context.Pipe()
-            process = context.Process(target=_live, args=(rank, size, str(folder / "meet"), its), daemon=True)
+            mine, its = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_live, args=(rank, size, str(folder / "meet"), its), daemon=True)
             process.start()
             self._ends.append(mine)
             self._processes.append(process)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.cluster.launching import Launcher
-from tests.cluster.crew import PRELOAD
+from tests.preloaded import CONTEXT
 
 Program = Callable[[list[str], dict[str, str], Path], None]
 
@@ -38,12 +37,10 @@ class ForkedRank:
     """What a launcher wants of a process."""
 
     def __init__(self, words: list[str], env: Mapping[str, str], output: Path, program: Program = lemma_rank):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
         # The server may have been started under another fault.
         changes = {name: value for name, value in env.items() if os.environ.get(name) != value or name == "LEMMA_FAULT"}
-        changes.pop("LEMMA_LAUNCHER")  # the parent of a forked rank is another process
-        self._process = context.Process(target=program, args=(words, changes, output))
+        changes.pop("LEMMA_LAUNCHER", None)  # the parent of a forked rank is another process
+        self._process = CONTEXT.Process(target=program, args=(words, changes, output))
         self._process.start()
         self.pid = self._process.pid or 0
 
@@ -79,6 +76,27 @@ class Forked(Launcher):
 
     def pid_of(self, rank: int) -> int:
         return self._ranks[rank].pid
+
+
+# `lemma`, whose launcher forks its ranks: they are children of its own, as those that it starts.
+LAUNCHER = """
+import multiprocessing, sys
+from pathlib import Path
+from lemma.cli import main
+from lemma.cluster.launching import Launcher
+from tests.cluster.forked import lemma_rank
+
+def start_rank(self, command, env, output):
+    rank = multiprocessing.get_context("fork").Process(
+        target=lemma_rank, args=(command[3:], env, output or Path("/dev/stderr"))
+    )
+    rank.start()
+    rank.poll = lambda: rank.exitcode
+    return rank
+
+Launcher.start_rank = start_rank
+sys.exit(main())
+"""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

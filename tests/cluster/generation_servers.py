@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.crew import PRELOAD
 from tests.cluster.forked import wait_for
+from tests.preloaded import CONTEXT
 
 KEY = "known to both"
 
@@ -20,9 +19,7 @@ class ForkedServer:
 
     def __init__(self, folder: Path, port: int | None = None, fault: str = ""):
         self.port = port or free_port()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        self._process = context.Process(target=_serve, args=(self.port, str(folder), fault), daemon=True)
+        self._process = CONTEXT.Process(target=_serve, args=(self.port, str(folder), fault), daemon=True)
         self._process.start()
 
     @property

@@ -5,7 +5,6 @@ be cut. A folder can be hidden from a machine; all others are shared, as over a 
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -15,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.cluster.crew import PRELOAD
 from tests.cluster.forked import lemma_rank
+from tests.preloaded import CONTEXT
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NAMES = ("alpha", "beta")
@@ -82,9 +81,7 @@ class Machine:
     def lemma(self, words: Sequence[str], output: Path, env: Mapping[str, str]) -> BaseProcess:
         """Run a command of Lemma here, forked from a process that has everything imported."""
         output.unlink(missing_ok=True)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        process = context.Process(target=_live, args=(self.pid, list(words), output, dict(env)))
+        process = CONTEXT.Process(target=_live, args=(self.pid, list(words), output, dict(env)))
         process.start()
         self._ranks.append(process)
         return process

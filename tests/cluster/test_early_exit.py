@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from torch.distributed import PrefixStore, TCPStore
 from lemma.cluster.arrival import agreed_start
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
+from tests.preloaded import Python
 
 FROM_PYTHON = """
 import lemma
@@ -49,10 +49,9 @@ def mute() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def rank(number: int, port: int, program: str, *arguments: str) -> subprocess.Popen[str]:
+def rank(number: int, port: int, program: str, *arguments: str) -> Python:
     place = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.Popen(command, env={**os.environ, **place}, stderr=subprocess.PIPE, text=True)
+    return Python(["-c", program, *arguments], env={**os.environ, **place}, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("program", [CANNOT_READ, FROM_PYTHON], ids=["command", "python"])

@@ -15,6 +15,7 @@ import pytest
 
 from lemma.cluster.launching import FreshStart, Launcher, is_begun_already
 from lemma.runs.run_folder import RunFolder
+from tests import preloaded
 from tests.cluster.forked import Forked
 
 PROGRAM = """
@@ -32,8 +33,7 @@ sys.exit(main())
 
 def test_a_rank_that_fails_says_one_sentence_and_ends(tmp_path: Path) -> None:
     """With its own code, after tidying up, whatever the threads of its groups do."""
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "meet")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = preloaded.run(["-c", PROGRAM, tmp_path / "meet"], timeout=60)
     assert done.returncode == 2 and done.stdout == "tidied up\n"
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("lemma: "))
     assert "error: " in line and "nowhere.yaml" in line
@@ -102,8 +102,7 @@ sys.exit(run_and_exit(work))
 @pytest.mark.parametrize("code", [0, 130])
 def test_threads_inside_torch_do_not_abort_the_end_and_nothing_is_lost(tmp_path: Path, code: int) -> None:
     """A thread that is no daemon is waited for, and what is in the buffer of an open file gets to the disk."""
-    command = [sys.executable, "-c", AT_WORK, str(code)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = preloaded.run(["-c", AT_WORK, str(code)], cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
     assert (tmp_path / "late.txt").read_text() == "late" and (tmp_path / "log.txt").read_text() == "in the buffer"
 

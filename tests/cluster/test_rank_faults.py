@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from lemma.core.random import stream
-from tests.cluster.forked import Forked, wait_for
+from tests.cluster.forked import LAUNCHER, Forked, ForkedRank, wait_for
+from tests.preloaded import Python
 
 RECIPE = """
 run: {{dir: {dir}, seed: 3, threads: 1, device: cpu, tensorboard: false}}
@@ -184,14 +186,11 @@ def test_ranks_that_make_no_step_are_not_started_for_ever(tmp_path: Path) -> Non
     assert len(launcher.said) == 2 and "1 starts in a row brought no further step" in launcher.said[-1]
 
 
-def command(recipe: Path) -> list[str]:
-    return [sys.executable, "-m", "lemma", "train", str(recipe)]
-
-
 def kill_the_launcher(folder: Path) -> None:
     """kill -9 of `lemma train --ranks 2` after its first checkpoints; its ranks end with it."""
     prepare(folder)
-    process = subprocess.Popen([*command(folder / "recipe.yaml"), "--ranks", "2"], stderr=subprocess.DEVNULL)
+    words = ["-c", LAUNCHER, "train", folder / "recipe.yaml", "--ranks", "2"]
+    process = Python(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: (folder / "run/stages/sft/checkpoints/step-00000002").exists(), 120)
     children = _children(process.pid)
     assert len(children) == 2
@@ -211,7 +210,11 @@ def test_torchrun_goes_on_where_a_launcher_died(tmp_path: Path, undisturbed: Any
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     done = subprocess.run(
-        [*torchrun, *port, *command(tmp_path / "recipe.yaml")[1:]], env=env, capture_output=True, text=True, timeout=300
+        [*torchrun, *port, "-m", "lemma", "train", str(tmp_path / "recipe.yaml")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert outcome(tmp_path)[1] == undisturbed[1]
@@ -219,6 +222,28 @@ def test_torchrun_goes_on_where_a_launcher_died(tmp_path: Path, undisturbed: Any
 
 def _children(parent: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def test_ranks_under_a_foreign_launcher(tmp_path: Path, undisturbed: Any) -> None:
+    """The variables that torchrun, accelerate and Slurm scripts set are all that two ranks need to meet."""
+    prepare(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env = os.environ | {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    words = ["train", str(tmp_path / "recipe.yaml")]
+    ranks = [
+        ForkedRank(words, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, tmp_path / f"output-{rank}.txt")
+        for rank in range(2)
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0], (tmp_path / "output-0.txt").read_text()[-3000:]
+    assert json.loads((tmp_path / "run/run.json").read_text())["slots"] == 2
+    assert len(list((tmp_path / "run/stages/sft/checkpoints/step-00000006").glob("tensors-*"))) == 2
+    assert outcome(tmp_path)[1] == undisturbed[1]
 
 
 def test_accelerate_launch(tmp_path: Path, undisturbed: Any) -> None:

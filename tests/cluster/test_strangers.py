@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from lemma.cluster.joining import shared_key
 from lemma.core.errors import UserError
 from lemma.core.ranks import KEY_VARIABLE, seal, unseal
 from tests.cluster.forked import wait_for
+from tests.preloaded import Python
 
 RANK = """
 from lemma.cluster.cluster_options import ClusterOptions
@@ -42,10 +42,10 @@ def test_a_stranger_who_joins_in_the_place_of_a_rank_is_not_read(tmp_path: Path)
     """With pickle, what is read is executed."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     place = {"RANK": "0", "WORLD_SIZE": "2", "LEMMA_MEETING": str(tmp_path), KEY_VARIABLE: "a secret"}
-    rank = subprocess.Popen([sys.executable, "-c", RANK], env=env | place, stdout=subprocess.PIPE, text=True)
+    rank = Python(["-c", RANK], env=env | place, stdout=subprocess.PIPE)
     wait_for((tmp_path / "port").exists)
-    words = [sys.executable, "-c", STRANGER, (tmp_path / "port").read_text(), str(tmp_path / "executed")]
-    stranger = subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL)
+    words = ["-c", STRANGER, (tmp_path / "port").read_text(), tmp_path / "executed"]
+    stranger = Python(words, env=env, stderr=subprocess.DEVNULL)
     said = rank.communicate(timeout=120)[0]
     stranger.kill()
     stranger.wait()

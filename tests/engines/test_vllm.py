@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,12 +46,15 @@ def _skip_without_vllm() -> None:
 def in_process() -> Iterator[subprocess.Popen[str]]:
     """The tests of the engine in process, which begin at once and are waited for at the end."""
     _skip_without_vllm()
-    # What vLLM learns about architectures at the first start makes every later one seconds shorter.
-    os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix) / "vllm-cache")
     # A folder of its own for temporary files, where it sees what it leaves and nothing of the servers beside it.
-    with TemporaryDirectory(prefix="vllm-") as folder:
+    with TemporaryDirectory(prefix="vllm-") as folder, pytest.MonkeyPatch.context() as patch:
+        # What vLLM learns about architectures at the first start makes every later one seconds shorter.
+        patch.setenv("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "vllm-cache"))
+        # On a CPU it compiles, with g++ and in every process, what counts tokens that are likelier than the one drawn.
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")
+        files = [HERE / "vllm_in_process.py", HERE / "vllm_trains_in_process.py"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HERE / "vllm_in_process.py"],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
             cwd=HERE.parents[1],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -64,26 +66,16 @@ def in_process() -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def adapter_engine(in_process: object) -> Iterator[Future[VllmServerEngine]]:
-    """A second server, which starts while others are tested."""
-    options = SERVER.model_copy(update={"restarts": 0})
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(VllmServerEngine, small_policy("llama", lora=4), 0, options)
-        yield future
-        if future.exception() is None:
-            future.result().close()
-
-
 @pytest.fixture(scope="module")
 def engine(in_process: object) -> Iterator[VllmServerEngine]:
-    engine = make_vllm(small_policy("qwen2", tied=True), 0, SERVER)
+    """A model of another kind than those in process, and than that of two servers (test_vllm_servers.py)."""
+    engine = make_vllm(small_policy("llama", tied=False), 0, SERVER.model_copy(update={"restarts": 0}))
     assert isinstance(engine, VllmServerEngine)
-    yield engine
     folder, server = engine.folder, engine.server
     assert server is not None
     children = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     assert len(children) > 1
+    yield engine
     engine.close()
     assert not folder.exists()
     alive = psutil.wait_procs(children, timeout=10)[1]
@@ -165,8 +157,18 @@ def test_a_lost_connection_does_not_cost_the_server(engine: VllmServerEngine) ->
     assert [c.ids.tolist() for c in found] == [c.ids.tolist() for c in expected]
 
 
-def test_a_server_that_is_killed_comes_back_with_the_current_weights(engine: VllmServerEngine) -> None:
+def test_a_dead_server_that_may_not_be_started_again_is_an_error(engine: VllmServerEngine) -> None:
+    assert engine.server is not None
+    os.kill(engine.server.pid, signal.SIGKILL)
+    engine.submit(Request(("x",), random_prompts(1)[0], FREE))
+    with pytest.raises(EngineError, match="died 1 times in a row"):
+        list(engine.completions())
+
+
+def test_an_adapter_in_a_server_that_is_killed_and_comes_back_with_the_current_weights() -> None:
     """Unfinished requests are issued again and give what they would have given."""
+    engine = VllmServerEngine(small_policy("llama", lora=4), 0, SERVER)
+    vllm_checks.check_update(engine)
     shake(engine.policy, 21, size=0.05)
     engine.update_weights(9)
     requests = requests_of(replace(FREE, max_tokens=60), n=2)
@@ -184,16 +186,7 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(engine: Vll
     engine.update_weights(10)
     greedy = requests_of(GREEDY)
     assert worst_difference(engine.policy, greedy, generate(engine, greedy)) < 1e-4
-
-
-def test_an_adapter_in_a_server_and_an_end_to_restarts(adapter_engine: Future[VllmServerEngine]) -> None:
-    engine = adapter_engine.result(timeout=500)
-    assert engine.server is not None
-    vllm_checks.check_update(engine)
-    os.kill(engine.server.pid, signal.SIGKILL)
-    engine.submit(Request(("x",), random_prompts(1)[0], FREE))
-    with pytest.raises(EngineError, match="died 1 times in a row"):
-        list(engine.completions())
+    engine.close()
 
 
 def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:

@@ -50,6 +50,7 @@ def owner() -> Iterator[VllmServerEngine]:
     skip_without_vllm()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "vllm-cache"))
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")  # on a CPU vLLM calls g++ in every process
         patch.setenv(KEY_VARIABLE, KEY)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(weight_files, "BUCKET_BYTES", 50_000)
@@ -127,6 +128,7 @@ def test_a_death_is_the_others_work_and_the_dead_is_replaced(
     owner.update_weights(7)
     requests = requests_of(replace(FREE, max_tokens=60), n=4)
     expected = drawn(guest, requests)
+    shake(owner.policy, 22, size=0.05)  # not handed over: the dead one comes back with version 7
     victim = owner.pool.members[1].client
     assert victim is not None
     for request in requests:

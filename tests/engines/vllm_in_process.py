@@ -23,7 +23,6 @@ from tests.engines.vllm_checks import FREE, QUICK
 
 CASES = {
     "qwen2, tied": {"kind": "qwen2", "tied": True},
-    "llama, untied": {"kind": "llama", "tied": False},
     "qwen3, adapter": {"kind": "qwen3", "tied": True, "lora": 6},
 }
 STATES: dict[str, object] = {}

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import yaml
 
 from lemma.core.random import stream
 from tests.environments.lingering import write_lingering
+from tests.preloaded import Python
 from tests.runs.test_kill import Chain
 from tests.runs.test_rl_kill import outcome
 
@@ -58,9 +58,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for_end(process: BaseProcess, others: set[int]) -> None:
-    process.join(300)
-    assert process.exitcode is not None
+def wait_for_end(process: Python, others: set[int]) -> None:
+    process.wait(300)
     until = time.monotonic() + 20
     while any(map(alive, others)) and time.monotonic() < until:
         time.sleep(0.02)
@@ -70,11 +69,10 @@ def wait_for_end(process: BaseProcess, others: set[int]) -> None:
 def disturb(chain: Chain, first: float, second: float, chance: float) -> int:
     """Kill one of the workers and then the trainer, so many seconds after workers are there; how many were killed."""
     process = chain.start()
-    assert process.pid is not None
     seen: set[int] = set()
     killed = 0
     until = time.monotonic() + 120
-    while process.is_alive() and len(seen) < 4 and time.monotonic() < until:
+    while process.poll() is None and len(seen) < 4 and time.monotonic() < until:
         seen |= set(children(process.pid))
         time.sleep(0.005)
     time.sleep(first)
@@ -87,7 +85,7 @@ def disturb(chain: Chain, first: float, second: float, chance: float) -> int:
     while time.monotonic() < until:
         seen |= set(children(process.pid))
         time.sleep(0.005)
-    if process.is_alive():
+    if process.poll() is None:
         seen |= set(children(process.pid))
         os.kill(process.pid, signal.SIGKILL)
         killed += 1
@@ -98,23 +96,21 @@ def disturb(chain: Chain, first: float, second: float, chance: float) -> int:
 def stop(chain: Chain) -> None:
     """Ask the trainer to stop once it has workers; it finishes its step, and none is left."""
     process = chain.start()
-    assert process.pid is not None
     seen: set[int] = set()
-    while process.is_alive() and not seen:
+    while process.poll() is None and not seen:
         seen |= set(children(process.pid))
         time.sleep(0.005)
-    if process.is_alive():
+    if process.poll() is None:
         os.kill(process.pid, signal.SIGTERM)
     wait_for_end(process, seen)
-    assert process.exitcode == 0
+    assert process.returncode == 0
 
 
 def run_chain(folder: Path, kills: int, steps: int, seed: int) -> None:
     place = write_lingering(folder)
     undisturbed = make_chain(folder / "undisturbed", place, steps)
     whole = undisturbed.start()
-    whole.join(300)
-    assert whole.exitcode == 0
+    assert whole.wait(300) == 0
     chance = stream(seed, "kills of workers")
     killed = number = 0
     while killed < kills:
@@ -125,8 +121,7 @@ def run_chain(folder: Path, kills: int, steps: int, seed: int) -> None:
         if kills > 2:
             stop(chain)
         last = chain.start()
-        last.join(300)
-        assert last.exitcode == 0
+        assert last.wait(300) == 0
         rows, samples, files = outcome(chain)
         true_rows, true_samples, true_files = outcome(undisturbed)
         assert samples == true_samples

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.environments.test_environment_kill import children, wait_for_end
+from tests.preloaded import Python
 from tests.runs.test_kill import Chain
 from tests.runs.test_rl_kill import outcome
 
@@ -88,27 +88,27 @@ class Notes:
         return self._path.read_text().count(sign) if self._path.exists() else 0
 
 
-def in_the_middle(chain: Chain, process: BaseProcess) -> set[int]:
+def in_the_middle(chain: Chain, process: Python) -> set[int]:
     """Wait until all environments of a step are there; the processes below the trainer."""
     notes, begun = Notes(chain), Notes(chain).count("+")
     until = time.monotonic() + 200
     while notes.count("+") < begun + PROBLEMS * GROUP and time.monotonic() < until:
-        assert process.is_alive()
+        assert process.poll() is None
         time.sleep(0.02)
     time.sleep(1.0)
-    assert process.is_alive() and process.pid is not None
+    assert process.poll() is None
     return set(children(process.pid))
 
 
-def follow(process: BaseProcess, notes: Notes | None = None) -> int:
+def follow(process: Python, notes: Notes | None = None) -> int:
     """Wait for a run that ends well and leaves no process; the most environments that were open at once."""
     most, seen = 0, set[int]()
-    while process.is_alive():
+    while process.poll() is None:
         most = max(most, notes.count("+") - notes.count("-")) if notes is not None else 0
-        seen |= set(children(process.pid or 0))
+        seen |= set(children(process.pid))
         time.sleep(0.05)
     wait_for_end(process, seen)
-    assert process.exitcode == 0
+    assert process.returncode == 0
     return most
 
 
@@ -127,13 +127,13 @@ def test_a_thousand_episodes_at_once(tmp_path: Path) -> None:
     interrupted = make_chain(tmp_path / "interrupted", tool)
     process = interrupted.start()
     seen = in_the_middle(interrupted, process)
-    os.kill(process.pid or 0, signal.SIGINT)
+    os.kill(process.pid, signal.SIGINT)
     wait_for_end(process, seen)
-    assert process.exitcode == 0 and interrupted.last_step() == 1, "the step is finished and saved"
+    assert process.returncode == 0 and interrupted.last_step() == 1, "the step is finished and saved"
     killed = make_chain(tmp_path / "killed", tool)
     process = killed.start()
     seen = in_the_middle(killed, process)
-    os.kill(process.pid or 0, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     wait_for_end(process, seen)
     for chain in (interrupted, killed):
         follow(chain.start())

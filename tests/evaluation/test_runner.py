@@ -6,10 +6,9 @@ import csv
 import fcntl
 import gc
 import json
-import multiprocessing
 import os
 import signal
-import sys
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,18 +31,10 @@ from lemma.evaluation.results import VERSION, claim, read_report
 from lemma.grading import GradingService, grade
 from tests.core.disk_calls import disk_calls
 from tests.evaluation.conftest import ENTRY
+from tests.preloaded import Python
 from tests.rollouts.scripted import Scripted
 
 FORMAT = {"name": "r1_zero", "preamble": False}
-PRELOAD = [
-    *(
-        "lemma.cli.eval",
-        "lemma.evaluation.evaluator",
-        "lemma.engines.native.engine",
-        "lemma.engines.native.engine_probe",
-    ),
-    *("lemma.recipe", "lemma.models.tiny", "lemma.reporting.console", "transformers.models.qwen3.modeling_qwen3"),
-]
 FILES = ["results.json", "results.csv", "results.md", "samples.jsonl", "questions.csv", "settings.json"]
 
 
@@ -104,29 +95,20 @@ def test_reading_a_report_gives_the_same_numbers(evaluated: Path) -> None:
     )
 
 
-def run(arguments: list[str], fault: str) -> None:
-    sys.stdout = sys.stderr = open(os.devnull, "w")
-    os.environ["LEMMA_FAULT"] = fault
-    import torch
-
-    torch.set_num_threads(1)
-    raise SystemExit(main(arguments))
+def start(arguments: list[str], fault: str = "") -> Python:
+    environment = os.environ | {"LEMMA_FAULT": fault, "OMP_NUM_THREADS": "1"}
+    return Python(["-m", "lemma", *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def test_killed_five_times_and_never_killed_give_the_same_files(
     trained: Path, entry: str, evaluated: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "killed"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     faults = ["jsonl.mid_line:20", "rollouts.sampled:150", "jsonl.mid_line:70", "rollouts.generated:1",
               "evaluation.before_results:1"]  # fmt: skip
     journalled = [0]
     for fault in faults:
-        process = context.Process(target=run, args=(command(trained, entry, out), fault))
-        process.start()
-        process.join(500)
-        assert process.exitcode == -signal.SIGKILL, fault
+        assert start(command(trained, entry, out), fault).wait(500) == -signal.SIGKILL, fault
         journal = out / "journal.jsonl"
         journalled.append(journal.read_bytes().count(b"\n"))
         assert not (out / "results.json").exists()
@@ -147,15 +129,12 @@ def test_nothing_is_synced_that_the_results_replace(trained: Path, entry: str, t
 
 
 def test_a_kill_at_any_instant_loses_nothing_that_was_graded(trained: Path, entry: str, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    arguments = command(trained, entry, tmp_path / "out")
-    process = context.Process(target=run, args=(arguments, ""))
-    process.start()
+    process = start(command(trained, entry, tmp_path / "out"))
     journal = tmp_path / "out" / "journal.jsonl"
-    while process.is_alive() and not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
+    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
         time.sleep(0.001)
-    os.kill(process.pid or 0, signal.SIGKILL)
-    process.join(500)
+    process.kill()
+    process.wait(500)
     done = journal.read_bytes().count(b"\n") if journal.exists() else 240
     policy, engine = open_engine(str(trained), "cpu", 7, options=NativeOptions())
     heard: list[Event] = []

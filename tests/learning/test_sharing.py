@@ -78,7 +78,12 @@ def gradients(
     return report.loss, grads, report.packs
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+# Every objective, and one of each scope for the other ways to train, of which an objective knows nothing.
+FEW = ("policy_clip", "nll_sequence", "dpo", "mixed_batch")
+CASES = [*(("full", name) for name in OBJECTIVES), *((kind, name) for kind in ("lora", "recomputed") for name in FEW)]
+
+
+@pytest.mark.parametrize(("policy", "name"), CASES, indirect=["policy"])
 def test_loss_and_gradient_do_not_change(policy: Policy, name: str) -> None:
     objective = OBJECTIVES[name]()
     loss, grads, packs = gradients(policy, objective, 10**6, share=False)

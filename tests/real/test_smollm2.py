@@ -76,12 +76,12 @@ def side_by_side(prompts: Sequence[np.ndarray], pad: int) -> tuple[torch.Tensor,
 @pytest.mark.slow
 def test_greedy_tokens_are_those_of_transformers(engine: NativeEngine, smollm2: Path) -> None:
     """The closest call of these tokens is 0.016 between the two best logits: no rounding in float32 decides it."""
-    prompts = prompts_of(engine.policy, WORD_PROBLEMS)
+    prompts = prompts_of(engine.policy, WORD_PROBLEMS[::2])
     mine = [one.ids.tolist() for one in answers(engine, prompts, max_tokens=NEW_TOKENS, temperature=0.0)]
     plain = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     ids_BT, mask_BT = side_by_side(prompts, engine.policy.tokenizer.pad_token_id)
     found_BT = plain.generate(ids_BT, attention_mask=mask_BT, max_new_tokens=NEW_TOKENS, do_sample=False)
-    assert len(mine) == 20
+    assert len(mine) == 10
     assert mine == found_BT[:, ids_BT.shape[1] :].tolist()
 
 

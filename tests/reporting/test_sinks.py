@@ -22,6 +22,7 @@ from lemma.reporting import make_sink
 from lemma.reporting.console import Console, Pace, duration, headline, number
 from lemma.reporting.loggers import Loggers
 from lemma.runs.run_folder import refuse_links
+from tests import preloaded
 
 
 def row(step: int, loss: float, stage: str = "sft", axis: str = "train") -> Measured:
@@ -379,7 +380,7 @@ with make_sink(Path(sys.argv[1]), tensorboard=True, wandb=None, recipe={}) as si
 
 def test_tensorboard_without_room_says_so_once_and_prints_no_traceback(tmp_path: Path) -> None:
     """A file that may not grow: the thread that writes events fails, as on a full disk."""
-    ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    ran = preloaded.run(["-c", FULL_DISK, tmp_path], timeout=120)
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0 and "it goes on" in said and "Traceback" not in said
     assert said.count("TensorBoard failed ([Errno 27] File too large); the run continues without it") == 1

@@ -4,18 +4,17 @@ metrics and weights of a run that was never killed."""
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
-import sys
+import subprocess
 import time
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from lemma.core.random import stream
+from tests.preloaded import Python
 
 RECIPE = """
 run: {{dir: {dir}, seed: 3, threads: 1, device: cpu, tensorboard: false}}
@@ -46,25 +45,17 @@ FAULTS = (
     "checkpoint.before_sync:2",
 )
 
-PRELOAD = [
-    *("lemma.cli.train", "lemma.recipe", "lemma.runs.run", "lemma.reporting"),
-    *("lemma.models.tiny", "lemma.engines.native.engine", "transformers.models.qwen3.modeling_qwen3"),
-]
-
 
 @dataclass
 class Chain:
-    """Starts the same command over and over in one run folder; a server that has everything imported forks it."""
+    """Starts the same command over and over in one run folder."""
 
     recipe: Path
     metrics: Path
 
-    def start(self, fault: str = "") -> BaseProcess:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        process = context.Process(target=train, args=(str(self.recipe), fault))
-        process.start()
-        return process
+    def start(self, fault: str = "") -> Python:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return Python(["-m", "lemma", "train", self.recipe], env=os.environ | {"LEMMA_FAULT": fault}, **quiet)
 
     def rows(self) -> int:
         return self.metrics.read_bytes().count(b"\n") if self.metrics.is_file() else 0
@@ -77,31 +68,20 @@ class Chain:
         """Kill the process once it has made `steps` steps since its start; False where it finished before."""
         process = self.start()
         first: int | None = None
-        while process.is_alive():
+        while process.poll() is None:
             # The process cuts rows of lost steps when it starts, so the count falls once before it grows.
             rows = self.rows()
             first = rows if first is None or rows < first else first
             if rows - first >= steps:
                 time.sleep(delay)
-                os.kill(process.pid or 0, signal.SIGKILL)
+                process.kill()
                 break
             time.sleep(0.002)
-        process.join(500)
-        return process.exitcode == -signal.SIGKILL
+        return process.wait(500) == -signal.SIGKILL
 
     def die_at(self, fault: str) -> bool:
         process = self.start(fault)
-        process.join(500)
-        return process.exitcode == -signal.SIGKILL
-
-
-def train(recipe: str, fault: str) -> None:
-    sys.stdout = sys.stderr = open(os.devnull, "w")
-    if fault:
-        os.environ["LEMMA_FAULT"] = fault
-    from lemma.cli import main
-
-    raise SystemExit(main(["train", recipe]))
+        return process.wait(500) == -signal.SIGKILL
 
 
 def make_chain(folder: Path, steps: int, lora: str) -> Chain:
@@ -125,8 +105,7 @@ def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int, at_f
     """`kills` deaths, one in `at_faults_every` at a fault point and the others at any instant."""
     undisturbed = make_chain(tmp_path / "undisturbed", steps, lora)
     whole = undisturbed.start()
-    whole.join(500)
-    assert whole.exitcode == 0
+    assert whole.wait(500) == 0
 
     chain = make_chain(tmp_path / "killed", steps, lora)
     chance = stream(seed, "kills")
@@ -141,8 +120,7 @@ def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int, at_f
         counted += 1
     assert at_faults >= min(6, kills // at_faults_every)
     last = chain.start()
-    last.join(500)
-    assert last.exitcode == 0
+    assert last.wait(500) == 0
 
     (rows, files), (true_rows, true_files) = outcome(chain), outcome(undisturbed)
     assert rows == true_rows
@@ -166,8 +144,7 @@ def test_a_death_changes_nothing_where_layers_are_trained_whole(tmp_path: Path) 
     assert chain.die_at("stage.step_end:6")
     again = chain.start()
     for process in (whole, again):
-        process.join(500)
-        assert process.exitcode == 0
+        assert process.wait(500) == 0
     assert outcome(chain) == outcome(undisturbed)
 
 
@@ -182,6 +159,5 @@ def test_a_death_before_the_final_rename_loses_nothing(tmp_path: Path) -> None:
     assert chain.die_at("stage.before_final_rename:1")
     assert not (chain.metrics.parent / "stages" / "sft" / "final").exists()
     again = chain.start()
-    again.join(500)
-    assert again.exitcode == 0
+    assert again.wait(500) == 0
     assert (chain.metrics.parent / "stages" / "sft" / "final" / "model.safetensors").is_file()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from lemma.environments import CustomWorld
 from lemma.environments.env_handle import EnvFailure
 from lemma.reports.run_table import row_of
 from lemma.rewards import Reward, RewardInput, combine, make_reward
+from tests import preloaded
 from tests.environments.trouble import Worlds
 
 CHANGES = "os.chdir('/'); torch.set_grad_enabled(False); torch.set_default_dtype(torch.float64)"
@@ -229,8 +229,7 @@ def start(folder: Path, name: str, *command: str) -> subprocess.CompletedProcess
         "stages": {"rl": stage},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    words = [sys.executable, "-m", "lemma", *(command or ("train", "recipe.yaml"))]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return preloaded.run(["-m", "lemma", *(command or ("train", "recipe.yaml"))], cwd=folder, timeout=300)
 
 
 def check_ended(folder: Path) -> None:

@@ -55,8 +55,7 @@ def outcome(chain: Chain) -> tuple[list[dict[str, object]], dict[str, bytes]]:
 def test_kills_change_nothing(tmp_path: Path) -> None:
     undisturbed = make_chain(tmp_path / "undisturbed")
     whole = undisturbed.start()
-    whole.join(500)
-    assert whole.exitcode == 0
+    assert whole.wait(500) == 0
     rows, files = outcome(undisturbed)
     assert {row["stage"] for row in rows} == set(ALGORITHMS)
 

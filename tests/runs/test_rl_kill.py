@@ -121,15 +121,13 @@ def test_a_death_in_any_phase_changes_nothing(name: str, tmp_path: Path) -> None
     evaluated = name == "grpo"
     undisturbed = make_chain(tmp_path / "undisturbed", name, evaluated)
     whole = undisturbed.start()
-    whole.join(500)
-    assert whole.exitcode == 0
+    assert whole.wait(500) == 0
 
     chain = make_chain(tmp_path / "killed", name, evaluated)
     for fault in DEATHS[name]:
         assert chain.die_at(fault), f"the run did not get to {fault}"
     last = chain.start()
-    last.join(500)
-    assert last.exitcode == 0
+    assert last.wait(500) == 0
 
     rows, samples = assert_same(chain, undisturbed)
     assert len([row for row in rows if row["axis"] == "train"]) == STEPS
@@ -141,15 +139,13 @@ def test_a_death_in_any_phase_changes_nothing(name: str, tmp_path: Path) -> None
 def test_deaths_at_any_instant_change_nothing(name: str, tmp_path: Path) -> None:
     undisturbed = make_chain(tmp_path / "undisturbed", name, True, 60)
     whole = undisturbed.start()
-    whole.join(500)
-    assert whole.exitcode == 0
+    assert whole.wait(500) == 0
     chain = make_chain(tmp_path / "killed", name, True, 60)
     chance = stream(2, "kills", name)
     for _ in range(12):
         assert chain.kill_after(int(chance.integers(1, 4)), float(chance.random()) * 0.3)
     last = chain.start()
-    last.join(500)
-    assert last.exitcode == 0
+    assert last.wait(500) == 0
     assert_same(chain, undisturbed)
 
 

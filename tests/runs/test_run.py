@@ -7,9 +7,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.recipe import Recipe
 from lemma.runs.run import train
+from tests.preloaded import Python
 from tests.pretended import pretend_installed
 from tests.stages.sft_world import World
 
@@ -375,15 +374,15 @@ def test_threads_are_those_of_the_first_start(world: World) -> None:
 
 def test_signals_finish_the_step_save_and_say_how_to_go_on(finished: World, tmp_path: Path) -> None:
     """Real processes under the real command, signalled after their second step; both go on here, to the same end."""
-    processes: list[tuple[World, subprocess.Popen[str]]] = []
+    processes: list[tuple[World, Python]] = []
     for name in ("SIGTERM", "SIGINT"):
         world = World(tmp_path / name)
         world.folder.mkdir()
         world.recipe()
-        command = [sys.executable, "-m", "lemma", "train", str(world.folder / "recipe.yaml")]
+        words = ["-m", "lemma", "train", world.folder / "recipe.yaml"]
         environment = os.environ | {"LEMMA_FAULT": f"stage.step_end:2:{name}"}
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        processes.append((world, subprocess.Popen(command, env=environment, **pipes)))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        processes.append((world, Python(words, env=environment, **pipes)))
     for world, process in processes:
         output, _ = process.communicate(timeout=500)
         assert process.returncode == 0, output

@@ -4,11 +4,10 @@ one, never a mixture, and is never refused for what a dead process left behind."
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import shutil
 import signal
-import sys
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from lemma.core import faults
 from lemma.core.errors import UserError
 from lemma.core.random import stream
 from lemma.recipe import Recipe
-from tests.runs.test_kill import PRELOAD
+from tests.preloaded import Python
 from tests.stages.sft_world import World
 
 QUICK: dict[str, Any] = {"steps": 1, "validation": {}}
@@ -28,26 +27,16 @@ EARLIER: dict[str, Any] = {"first": QUICK, "second": QUICK}
 NEW = {name: stage | {"optim": {"lr": 1e-3}} for name, stage in EARLIER.items()}
 
 
-def command(recipe: str, options: list[str], fault: str) -> None:
-    sys.stdout = sys.stderr = open(os.devnull, "w")
-    os.environ["LEMMA_FAULT"] = fault
-    from lemma.cli import main
-
-    raise SystemExit(main(["train", recipe, *options]))
-
-
 def killed(world: World, recipe: Recipe, *options: str, fault: str = "", after: float | None = None) -> bool:
     """Whether the command died: at a fault point, or by a kill after so many seconds."""
     del recipe  # it is the one that lies in the world's folder
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    process = context.Process(target=command, args=(str(world.folder / "recipe.yaml"), list(options), fault))
-    process.start()
+    words = ["-m", "lemma", "train", world.folder / "recipe.yaml", *options]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = Python(words, env=os.environ | {"LEMMA_FAULT": fault}, **quiet)
     if after is not None:
         time.sleep(after)
-        os.kill(process.pid or 0, signal.SIGKILL)
-    process.join(100)
-    return process.exitcode == -signal.SIGKILL
+        process.kill()
+    return process.wait(100) == -signal.SIGKILL
 
 
 def outcome(world: World) -> tuple[bytes, bytes, list[dict[str, Any]]]:

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from lemma.learning.checkpoint import CheckpointStore
-from tests.runs.test_kill import PRELOAD
+from tests.preloaded import Python
 from tests.stages.sft_world import World
 
 READER_GONE = 141
 
 
-def unheard(recipe: str, fault: str, outputs: list[int]) -> None:
-    """Train with these outputs going into a pipe that nobody reads."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for output in (1, 2):
-        os.dup2(writing if output in outputs else nowhere, output)
-    os.environ["LEMMA_FAULT"] = fault
-    from lemma.cli import main
-
-    code = main(["train", recipe])
-    os._exit(code)  # what Python could not write is still in its buffers
+# `python -m lemma train RECIPE >&- 2>&-`
+WITHOUT_OUTPUT = """
+import os, sys
+os.close(1)
+os.close(2)
+sys.stdout = sys.stderr = None
+from lemma.cli import main
+sys.exit(main())
+"""
 
 
 def check_saved(world: World, finished: World) -> None:
@@ -46,23 +41,22 @@ def check_saved(world: World, finished: World) -> None:
 @pytest.mark.parametrize("outputs", [[2], [1, 2]], ids=["stderr", "both"])
 def test_a_closed_pipe(world: World, finished: World, name: str, outputs: list[int]) -> None:
     world.recipe()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    arguments = (str(world.folder / "recipe.yaml"), f"stage.step_end:2:{name}", outputs)
-    process = context.Process(target=unheard, args=arguments)
-    process.start()
-    process.join(100)
-    assert process.exitcode in (0, READER_GONE)
+    reading, writing = os.pipe()
+    os.close(reading)
+    files = {"stdout": writing if 1 in outputs else subprocess.DEVNULL, "stderr": writing}
+    environment = os.environ | {"LEMMA_FAULT": f"stage.step_end:2:{name}"}
+    process = Python(["-m", "lemma", "train", world.folder / "recipe.yaml"], env=environment, **files)
+    os.close(writing)
+    assert process.wait(100) in (0, READER_GONE)
     check_saved(world, finished)
 
 
 def test_no_output_at_all(world: World, finished: World) -> None:
     """Numbers 1 and 2 then belong to files of the run, which the words of the handler must not get into."""
     world.recipe()
-    command = f"exec {sys.executable} -m lemma train {world.folder / 'recipe.yaml'} >&- 2>&-"
     environment = os.environ | {"LEMMA_FAULT": "stage.step_end:2:SIGTERM"}
-    ended = subprocess.run(["bash", "-c", command], env=environment, timeout=100, check=False)
-    assert ended.returncode == 0
+    command = ["-c", WITHOUT_OUTPUT, "train", world.folder / "recipe.yaml"]
+    assert Python(command, env=environment).wait(100) == 0
     spoilt = [path for path in world.run.rglob("*") if path.is_file() and b"finishing this step" in path.read_bytes()]
     assert spoilt == list[Path]()
     check_saved(world, finished)
@@ -73,8 +67,7 @@ def test_ctrl_c_again_and_again(world: World, pause: float) -> None:
     """However quickly they follow each other: a word or two, no traceback, and a run that can go on."""
     recipe = world.folder / "recipe.yaml"
     world.recipe({"steps": 5000, "validation": {}, "checkpoint": {"every": 5}})
-    command = [sys.executable, "-m", "lemma", "train", str(recipe)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = Python(["-m", "lemma", "train", recipe], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     metrics = world.run / "metrics.jsonl"
     end = time.monotonic() + 120
     while not (metrics.exists() and metrics.stat().st_size > 5000) and time.monotonic() < end:

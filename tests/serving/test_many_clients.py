@@ -6,13 +6,11 @@ import asyncio
 import json
 import os
 import random
-import resource
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,19 +18,23 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from tests.preloaded import Python
+
 CLIENTS, SEEDS, MOST_WORKERS = 200, 8, 40
 
 
+SERVE = "import sys\nfrom lemma.cli import main\nsys.exit(main())\n"
+FEW_FILES = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+
+
 @contextmanager
-def served(folder: Path, prepare: Callable[[], None] | None = None) -> Iterator[tuple[psutil.Process, int]]:
+def served(folder: Path, before: str = "") -> Iterator[tuple[psutil.Process, int]]:
     """The process and its port; what it says on stderr is in a file `said` in the folder."""
-    command = [sys.executable, "-m", "lemma", "serve", "tiny", "--device", "cpu"]
+    words = ["-c", before + SERVE, "serve", "tiny", "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (
         open(folder / "said", "w") as said,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, preexec_fn=prepare
-        ) as process,
+        Python(words, env=environment, stdout=subprocess.PIPE, stderr=said) as process,
     ):
         try:
             assert process.stdout is not None
@@ -115,7 +117,7 @@ def at_rest(process: psutil.Process, handles: int) -> int:
     return int(process.memory_info().rss)
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.long)])
 def test_200_clients_of_whom_half_leave(seconds: int, tmp_path: Path) -> None:
     with served(tmp_path) as (process, port):
 
@@ -137,10 +139,7 @@ def test_200_clients_of_whom_half_leave(seconds: int, tmp_path: Path) -> None:
 
 
 def test_at_the_limit_of_open_files_clients_wait_in_silence(tmp_path: Path) -> None:
-    def few() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-
-    with served(tmp_path, few) as (process, port):
+    with served(tmp_path, FEW_FILES) as (process, port):
         crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         until = time.monotonic() + 60
         while not (tmp_path / "said").read_text():

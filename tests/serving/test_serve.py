@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +23,7 @@ from lemma.cli import main
 from lemma.core.types import Trajectory
 from lemma.models.load_model import load_policy
 from lemma.models.packing import TokenBatch
+from tests.preloaded import Python
 
 SITE = "http://pages.example"
 KEY = "a-key-that-is-hard-to-guess"
@@ -35,14 +35,14 @@ ASKED: dict[str, Any] = {
 }
 
 
-def start(*more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "lemma", "serve", "tiny", "--device", "cpu", *more]
+def start(*more: str) -> Python:
+    words = ["-m", "lemma", "serve", "tiny", "--device", "cpu", *more]
     environment = {**os.environ, "LEMMA_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return Python(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server() -> Iterator[tuple[Python, str]]:
     with start("--cors", SITE) as process:
         assert process.stdout is not None
         yield process, process.stdout.readline().strip()

@@ -1,18 +1,14 @@
-"""Reinforcement learning with vLLM in the trainer's process: it speaks with the weights of the last update."""
+"""Reinforcement learning with vLLM in the trainer's process, which is this one: it speaks with the weights of the last
+update. Run by test_vllm.py behind vllm_in_process.py, in the same process of its own."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from lemma.engines.protocol import EngineError
-from lemma.engines.vllm.versions import installed, judge
+from lemma.cli import main
 
 RECIPE = """
 run: {dir: run, device: cpu, threads: 1, tensorboard: false}
@@ -36,25 +32,11 @@ def evenness(item):
 """
 
 
-def test_each_step_is_sampled_with_the_weights_of_the_last(tmp_path: Path) -> None:
-    try:
-        judge(installed())
-    except EngineError as error:
-        is_excused = "+cpu" not in torch.__version__ or sys.platform != "linux"
-        pytest.skip(f"{'needs vLLM' if is_excused else 'vLLM is missing'}: {error}")
+def test_each_step_is_sampled_with_the_weights_of_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "reward.py").write_text(REWARD)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "vllm-cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "lemma", "train", "recipe.yaml"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert main(["train", "recipe.yaml"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["axis"] == "train"]
     assert len(steps) == 3 and sum(row["updated"] for row in steps) == 3
