@@ -42,6 +42,16 @@ CONTEXT.set_forkserver_preload(
 )
 
 
+def _end_what_is_left(owner: int) -> None:
+    """A test that failed may have left a process, for whose end Python would wait."""
+    if os.getpid() == owner:
+        for process in multiprocessing.active_children():
+            process.kill()
+
+
+atexit.register(_end_what_is_left, os.getpid())
+
+
 class Passed:
     """An open file that goes along to the new process."""
 
