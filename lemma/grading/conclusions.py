@@ -100,7 +100,7 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
             if token.text in "(（":
                 depth = 1
             else:
-                _divide(clauses, token)
+                _divide(clauses, tokens, place)
             place += 1
             continue
         if token.kind == "word":
@@ -129,16 +129,22 @@ def _leads_sentence(tokens: list[Lexeme], place: int) -> bool:
     return bool(before) and "at" in before[-1].parts and all(is_light(t) or t.parts & {"at", "so"} for t in before)
 
 
-def _divide(clauses: list[Clause], token: Lexeme) -> None:
+def _divide(clauses: list[Clause], tokens: list[Lexeme], place: int) -> None:
     """Begin a clause at a punctuation mark."""
-    kind = clauses[-1].kind
+    kind, token = clauses[-1].kind, tokens[place]
     if token.text in ";:；：" or token.text in ("->", "=>", "→", "⇒"):
         clauses.append(Clause("main"))
     elif token.text in ",，":
-        first = kind == "leading"
+        first = kind == "leading" or (any(c.denies for c in clauses) and _says_it(tokens[place + 1 : place + 3]))
         clauses.append(Clause("main" if first else "sub" if kind == "sub" else "comma", reason=clauses[-1].reason))
     elif token.text in ("—", "–", "--", "-"):
         clauses.append(Clause("sub" if clauses[-1].values else "main"))
+
+
+def _says_it(tokens: list[Lexeme]) -> bool:
+    """Whether what follows a denial says what is true instead: not 10, it is 11."""
+    said = [token.text.lower() for token in tokens]
+    return said[:1] == ["it's"] or (said[:1] == ["it"] and "be" in tokens[-1].parts)
 
 
 def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> None:
@@ -290,7 +296,7 @@ def said_correct(tokens: list[Lexeme], place: int) -> bool | None:
             continue
         if token.text.lower() in _WRONG and verb is not None:
             return negated
-        if "correct" in token.parts:
+        if "correct" in token.parts or (verb is not None and "answer" in token.parts):
             return not negated
         negated = negated or "no" in token.parts
         if verb is None and "be" in token.parts:

@@ -148,13 +148,15 @@ class _Reader:
                 part = self.power()
                 if self.proper(part):
                     return ("add", tree, part)
+                if part[0] in ("pct", "deg") and self.proper(part[1]):
+                    return (part[0], ("add", tree, part[1]))
                 return ("mul", tree, part)
             if token.kind == "num":
                 if self.kind(1) == "/" and self.kind(2) == "num" and self.kind(3) not in ("^", "!"):
                     top, bottom = number(token.value), number(self.tokens[self.place + 2].value)
                     if 0 < top < bottom:
                         self.place += 3
-                        return ("add", tree, ("num", top / bottom))
+                        return self.postfix(("add", tree, ("num", top / bottom)))
                 raise Unreadable("two numbers side by side")
         exponent = self.place > 1 and self.tokens[self.place - 2].kind == "^"
         if token.kind == "num" and before.kind == "num" and not exponent:

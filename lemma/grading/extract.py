@@ -29,7 +29,7 @@ _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
 # Words that lead from one result to the next, or take one back: only the later box is then the answer.
 _STEP = re.compile(
     r"\b(?:then|but|so|thus|hence|therefore|finally|which|giv\w+|simplif\w+|become\w*|wait|actually|not|no|instead|rather"
-    r"|correct\w*|namely|equivalently|i\.e|that is|equal\w*|means)\b",
+    r"|correct\w*|kidding|sorry|oops|mistake\w*|meant?|namely|equivalently|i\.e|that is|equal\w*|means)\b",
     re.IGNORECASE,
 )
 _NEAR = 600
@@ -273,7 +273,7 @@ def _short(text: str) -> Extraction | None:
         return None
     if _plain_words(text) and (asks(text) or denied(text)):
         return NOTHING
-    led = (_plain_words(text) or ":" in text) and read_residues(text) is None and introduced(text)
+    led = (_plain_words(text) or ":" in text or is_unspaced(text)) and read_residues(text) is None and introduced(text)
     return (_conclusion(text) if led else None) or Extraction(text, "bare")
 
 

@@ -68,7 +68,7 @@ def decides_nothing(gold: str) -> bool:
 
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_SAYS = re.compile(r"[^\W_]|^[-+*/<>=]$|[^\x00-\x7f\u2010-\u2026]")
+_SAYS = re.compile(r"[^\W_]|\\\{\s*\\\}|^[-+*/<>=]$|[^\x00-\x7f\u2010-\u2026]")
 
 
 def read_and_compare(prediction: str, gold: str, rules: Rules, start: float) -> Verdict | PendingGrade:
@@ -109,8 +109,8 @@ def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules)
     return None if given is None else given == wanted
 
 
-_WORDS = re.compile(r"(?:\d{0,3}[^\W\d_]{2,}[ '-]?){1,4}")
-_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called)\b(?:\s+(?:an?|the))?)"
+_WORDS = re.compile(r"(?:(?:\d{1,3}[^\W\d_]{2,}|[^\W\d_]{3,})[ '-]?){1,4}")
+_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called|it|series|sequence|integral)\b(?:\s+(?:an?|the))?)"
 
 
 def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -> bool:
@@ -257,14 +257,14 @@ def _choices(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tupl
     gold = read_choice(wanted)
     if gold is None:
         letters = several(wanted)
-        if letters and letters == several(answer):
+        if letters and letters == several(answer) and (not wanted.isalpha() or sorted(wanted) == list(wanted)):
             return "right", "choice"
         given = read_choice(answer)
         if given is None or not given.content:
             return None
         outcome = _compare(wanted, given.content, rules, symbolic)
         return outcome if outcome[0] == "right" else None
-    given = read_choice(answer)
+    given = None if several(answer) else read_choice(answer)
     if not gold.content:
         if given is None:
             return None

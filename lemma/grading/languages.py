@@ -77,18 +77,20 @@ ENGLISH = Wording(
     "in conclusion|to conclude|ultimately|in summary|together|and so|and hence|and thus|and therefore|"
     "this means|this gives|that means|as a result|we conclude|it follows|which means|this leaves|conclusion|"
     "which gives|which leaves|which makes|giving|making|leaving|for a total of|in short|in brief|all in all",
-    no="not|isn't|aren't|wasn't|never|cannot|can't|neither|couldn't|won't|isnt|shouldn't|wouldn't|can not|hardly",
+    no="not|isn't|aren't|wasn't|never|cannot|can't|neither|couldn't|won't|isnt|shouldn't|wouldn't|can not|hardly|"
+    "anything but|differs from|different from",
     at="in|of|for|from|per|by|with|at|on|after|before|within|over|under|below|above|between|among|than|each|every|during|"
     "out of|to|into|times|through|across|until|as|using|another|without|against|via|since|beside|besides|"
-    "except",
+    "except|near|nearly",
     joins="and|or|&|and also",
     asks="will now|problem says|question says|problem states|question states|are told|"
     "what|how|why|who|find|count|list|identify|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
-    "asks|asked|how many|how much|want to find|need to find|goal is|is to|problem is|let|given|prove|show|"
+    "asks|asked|asking|see|how many|how much|want to find|need to find|is to|let|given|prove|show|"
     "consider|write|round|give|enter|state|choose|select|pick|assume|can|could|do|does|would|is|are|which",
     supposes="if|suppose|supposing|assume|assuming|whether|unless|imagine|were|might|may|could|perhaps|maybe|check|"
     "find|guess|what|which|how|why|express|give|write|put|enter|provide|round|report|verify|doubt|until|"
-    "before|had|say|thought|believed|guessed|assumed|expected|claimed",
+    "before|had|say|thought|believed|guessed|assumed|expected|claimed|"
+    "don't think|do not think|don't believe|nobody|no one|wrong to say",
     chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
     correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
@@ -139,7 +141,7 @@ KOREAN = Wording(
     be="은|는|이|가",
     light="약",
     ends="입니다|이다|이며|입니다만|왜냐하면|이므로|이고|가|이|개입니다|개이다|때문에|아니라",
-    so="따라서|그러므로|그래서|즉|결국",
+    so="따라서|그러므로|그래서|즉|결국|총|모두|합계",
     no="아니라|아닙니다|아니고",
     joins="와|과|또는|그리고",
     asks="구하시오|구하라",

@@ -64,6 +64,7 @@ _OPERATOR = (
 _VALUE = re.compile(rf"(?:[-−–+±∓](?=\S)|[≈~<>≤≥≠]\s?)?{_ATOM}(?:(?:{_OPERATOR}[-−+±]?\s?)?{_ATOM})*")
 _CHOICE = re.compile(
     rf"[(（]\s?([A-J{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|(?:(?<=option )|(?<=choice ))\(([a-j])\)|"
+    r"(?<=answer is )([a-e])\)(?=\s)|"
     r"\\text(?:bf|rm)?\{\s*\(?([A-J])\)?[.:]?\s*\}(?:\\[ ,;])?"
 )
 _WORD = re.compile(
@@ -161,7 +162,7 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
         formula = MATH.match(text, place)
         if formula is not None and not _is_money(formula):
             return "math", next(group for group in formula.groups() if group is not None).strip(), formula.end()
-    choice = _CHOICE.match(text, place) if character in "([（\\" else None
+    choice = _CHOICE.match(text, place) if character in "([（\\" or text.startswith(")", place + 1) else None
     if choice is not None:
         letter = next(group for group in choice.groups() if group is not None)
         return "choice", OPTIONS.get(letter, letter.upper()), choice.end()

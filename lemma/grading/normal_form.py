@@ -60,12 +60,15 @@ _OLD_FONT = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\b\s*([^{}]*)\}|\\(?:rm|bf|it|
 _DEGREE = re.compile(
     r"\^\s*\{\s*\\(?:circ|degree|textcirc|textdegree)\s*\}|\^\s*\\(?:text)?circ(?![A-Za-z])|\\(?:text)?degree(?![A-Za-z])|\\circ\s*$|\^\s*°|\^\s*\{\s*°\s*\}"
 )
-_DEGREE_WORD = re.compile(r"(?<=[\d})])\s*(?:\\text\{\s*)?(?:degrees?|deg)\b\.?(?:\s*\})?", re.IGNORECASE)
+_DEGREE_WORD = re.compile(
+    r"(?<=[\d})])(?:\s*\\text\{\s*(?:degrees?|deg)\.?\s*\}|\s*(?:degrees?|deg)\b\.?)", re.IGNORECASE
+)
 _MINUTES = re.compile(
     r"(\d+)\s*°\s*(\d{1,2})\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)(?:\s*(\d{1,2})\s*(?:''|\"|\^\s*\{?\s*\\prime\s*\\prime\s*\}?))?"
 )
 _PERCENT = re.compile(
-    r"\\%|\s*(?:\\text\{\s*)?\b(?:percent(?:age)?|per cent|pct)\b\.?(?:\s*\})?|\\text\{\s*\\?%\s*\}", re.IGNORECASE
+    r"\\%|\s*\\text\{\s*(?:percent(?:age)?|per cent|pct|\\?%)\.?\s*\}|\s*\b(?:percent(?:age)?|per cent|pct)\b\.?",
+    re.IGNORECASE,
 )
 _GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?!\d|\s*/|\s*\\frac)")
 _COMMA_BRACE = re.compile(r"\{\s*,\s*\}|,\s*\\!\s*")
@@ -109,7 +112,7 @@ _LED = re.compile(
 )
 _INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}\b(?:is|are|equals)\s*:?\s*\}\s*(?=\S)(?<!\bnot )")
 _STATED = re.compile(r"^\\text\{[^{}\d]{2,80}\b(?:is|are|equals)\s*:?\s+(-?\d[^{}]*)\}$")
-_MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z][^{}\d]*)?\}$")
+_MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+|(?: \d+)?/\d+)?\s*[%°]?)\s*([A-Za-z][^{}\d]*)?\}$")
 _FOR_ALL = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*(?:for|where)\s+(?:an?\s+|any\s+|some\s+|every\s+|each\s+|all\s+)?integers?\s*\}\s*[A-Za-z]$"
 )
@@ -336,6 +339,7 @@ def _trim(text: str) -> str:
         text = trimmed
 
 
+_POINT = re.compile(r"\.\d")
 _EXCLAIMED = re.compile(r"(?<=[A-Za-z]{2})[!.\s]+$")
 _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}(?!\w)")
@@ -366,7 +370,8 @@ def words(text: str) -> str:
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = _LETTERS.sub(_folded, _PLAIN_GROUP.sub(r"\1", _SHORT_SCRIPT.sub(r"\1\2", text)))
     text = text.replace("\\", " ").replace('"', "")
-    return _EXCLAIMED.sub("", _SPACE_RUN.sub(" ", text).strip(" .,;:'"))
+    text = _SPACE_RUN.sub(" ", text).strip(" ,;:'").rstrip(" .,;:'")
+    return _EXCLAIMED.sub("", text if _POINT.match(text) else text.lstrip(" .,;:'"))
 
 
 def squeezed(text: str) -> str:

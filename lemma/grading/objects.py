@@ -15,7 +15,9 @@ LETTER = re.compile(r"[A-J]")
 _NAMED_OPTION = re.compile(r"([A-E])\s*=\s*(.+)")
 _ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\(\w\))?\s*(?:=|\\in)[^=]+$")
 _NUMBER = re.compile(r"[-−]?\d+(?:\.\d+|/\d+)?")
-_BELONGS = re.compile(r"\(mod|\\(?:pmod|%|text)|(?:[kcm]?m|mi|ft|k?g|[Ll])/(?:h|s|min|hr|[Ll]|m|cm)[²³]?$")
+_BELONGS = re.compile(
+    r"\(mod|\\(?:pmod|%|text)|(?:[kcm]?m|mi|ft|k?g|[Ll])/(?:h|s|min|hr|[Ll]|m|cm)[²³]?$|(?:[kcm]?m|in|ft|yd|mi)\^\{?[23]\}?$"
+)
 _MORE = frozenset({"more", "less", "fewer", "greater", "above", "below", "higher", "lower", "up"})
 COMPARISONS = frozenset(
     names(
@@ -199,7 +201,8 @@ def _with_unit(said: str, tokens: list[Lexeme], place: int, kind: str) -> Stated
         elif (token.kind == "value" and _BELONGS.match(token.text)) or (
             token.kind == "word" and not counted and _measures(tokens, after)
         ):
-            said += f" \\text{{ {token.text}}}" if "/" in token.text else " " + token.text
+            unit, power, exponent = token.text.partition("^")
+            said += f" \\text{{ {unit}}}{power}{exponent}" if power or "/" in unit else " " + unit
         elif said[-1:].isalpha() and not counted and (low in ("per", "/") or (low.startswith("/") and kind == "value")):
             if after + 1 < len(tokens) and tokens[after + 1].kind == "word" and is_unit(tokens[after + 1].text):
                 said += " per " + tokens[after + 1].text

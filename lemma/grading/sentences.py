@@ -111,7 +111,7 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
         and not any("=" in t.text for t in kept)
     ):
         return "remark"
-    if "aside" in first.parts and "ends" not in first.parts:
+    if ("aside" in first.parts and "ends" not in first.parts) or _of_the_answer(kept):
         return "remark"
     return (
         "conclusion"
@@ -120,9 +120,22 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
     )
 
 
+def _of_the_answer(tokens: list[Lexeme]) -> bool:
+    """Whether a sentence says something about the answer that is not its value: the answer has 3 digits."""
+    place = next((i for i, token in enumerate(tokens) if "answer" in token.parts), None)
+    if place is None or (tokens[place + 1 : place + 2] and tokens[place + 1].kind != "word"):
+        return False
+    later = next((i for i, t in enumerate(tokens) if i > place and (t.text in ",;:" or "so" in t.parts)), len(tokens))
+    if any(t.parts & {"be", "so", "chooses"} for t in tokens[later:]):
+        return False
+    return all(t.parts & {"light", "so"} for t in tokens[:place]) or any("supposes" in t.parts for t in tokens[:place])
+
+
 _WORKED = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|\(\w\))?|[^A-Za-z=]*)\s*=")
 """A calculation, or the value of a name, rather than an equation to solve."""
-_SUPPOSED = frozenset({"consider", "suppose", "assume"})
+_SUPPOSED = frozenset(
+    {"consider", "suppose", "assume", "don't think", "do not think", "don't believe", "doubt", "nobody", "wrong to say"}
+)
 
 
 def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
@@ -130,7 +143,14 @@ def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
     words = [token for token in tokens if token.kind == "word"]
     if not words or _CLOSED.search(tail):
         return False
-    return bool(words[-1].parts & {"at", "be", "joins", "has", "light"} or words[0].parts & {"so"})
+    return bool(
+        words[-1].parts & {"at", "be", "joins", "has", "light"}
+        or words[0].parts & {"so", "supposes"}
+        or words[0].text.lower() in _GOES_ON
+    )
+
+
+_GOES_ON = frozenset({"next", "now", "since", "because", "when", "first", "second", "we", "let", "after", "for"})
 
 
 def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
@@ -143,7 +163,7 @@ def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
         or ("so" in last.parts and len(kept) > 1)
     )
     if leads_on and not LETTER.fullmatch(last.text):
-        return not _CLOSED.search(tail)
+        return last.text == "$" or not _CLOSED.search(tail)
     if (
         _CLOSED.search(tail)
         or (not end and len(kept) < _LONG)
@@ -176,7 +196,7 @@ def introduced(text: str) -> bool:
     if not tokens or tokens[0].is_value:
         return any("ends" in token.parts and token.parts & {"aside", "no"} for token in tokens)
     colon = next(
-        (i for i, token in enumerate(tokens) if token.text in (":", "：", "->", "=>", "→", "—", "–")), len(tokens)
+        (i for i, token in enumerate(tokens) if token.text in (":", "：", "=", "->", "=>", "→", "—", "–")), len(tokens)
     )
     if colon < len(tokens) - 1 and all(token.kind == "word" for token in tokens[:colon]):
         return True

@@ -12,6 +12,7 @@ from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
+from lemma.grading.linear import put
 from lemma.grading.normal_form import LITTLE, squeezed, words
 from lemma.grading.precision import enough_digits
 from lemma.grading.rounded import stands_for
@@ -138,14 +139,14 @@ def same_words(gold: str, answer: str, rules: Rules) -> bool:
         if meaning.fullmatch(left):
             return meaning.fullmatch(right) is not None
     if len(left) == 1 or rules.case:
-        return squeezed(gold.strip(" .")) == squeezed(answer.strip(" .")) or (
+        return squeezed(gold.strip()) == squeezed(answer.strip()) or (
             left == right and (len(left) > 1 or _bare(gold) == _bare(answer)) and not rules.case
         )
     return bool(left) and squeezed(left) == squeezed(right)
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip(" .(){}")
+    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip(" (){}")
 
 
 def _special(gold: str, answer: str, context: Context) -> bool | None:
@@ -211,12 +212,24 @@ def _based(gold: str, answer: str, bases: tuple[re.Match[str] | None, re.Match[s
 
 def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context) -> bool:
     """Whether two trees have the same value, in any interpretation of degrees and percent that one side leaves open."""
+    left, right = evaluate.symbols(gold), evaluate.symbols(answer)
+    if left != right and len(left) == len(right) == 1 and left | right <= _WHOLE and _periodic(gold, answer):
+        values = [({name: Fraction(n) for name in left | right}) for n in (0, 1, -7)]
+        return all(same_value(put(gold, at), put(answer, at), factor, context) for at in values)
     for modes in _readings(gold, answer, context.rules):
         if not modes[1] and not _at_least_one(answer if evaluate.contains(gold, "pct") else gold):
             continue
         if _equal(gold, answer, factor, modes, context):
             return True
     return False
+
+
+_WHOLE = frozenset("kmn")
+
+
+def _periodic(gold: Tree, answer: Tree) -> bool:
+    """Whether both are angles with a multiple of a period, whose letter for any whole number may differ."""
+    return evaluate.contains(gold, "pi") and evaluate.contains(answer, "pi")
 
 
 def _at_least_one(tree: Tree) -> bool:

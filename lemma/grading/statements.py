@@ -149,8 +149,10 @@ def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: boo
     if any(token.text.lower() in ("at least", "at most") for token in tokens[begin:place]):
         return _words(tokens, begin, text)
     found = _formula(tokens, place, text) or read_object(tokens, place, text)
-    if found is not None and compares(tokens, found.after):
-        return _words(tokens, place, text)
+    if found is None or compares(tokens, found.after) or [t.text for t in tokens[found.after :]][:1] == ["of"]:
+        restated = _restated(tokens, place, text)
+        if restated is not None or (found is not None and tokens[found.after].text != "of"):
+            return restated or _words(tokens, place, text)
     verb = unmarked(tokens, found.after) if found is not None and found.kind == "choice" else None
     if verb is not None and "be" in verb.parts and "ends" not in verb.parts and not said_correct(tokens, place):
         return None
@@ -175,6 +177,16 @@ def _formula(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     return Stated(said, end, "value") if _WRITTEN.search(said) else None
 
 
+def _restated(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
+    """The value of an object that is told by others and then as it is: twice 21, or 42; 3/5 of 100, that is 60."""
+    while place + 1 < len(tokens) and not tokens[place].ends_sentence(text):
+        if tokens[place].text == "," and tokens[place + 1].text.lower().rstrip(".") in _THAT_IS:
+            return read_object(tokens, skip_light(tokens, place + 2, False)[0], text)
+        place += 1
+    return None
+
+
+_THAT_IS = frozenset({"or", "i.e", "that is", "namely", "which is", "so"})
 _WRITTEN = re.compile(r"[\\^_=]|\w[+*/-]")
 
 
@@ -191,7 +203,7 @@ def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stat
     if labelled and (told or any(token.is_value for token in tokens[place:end])):
         return Stated("", place, "heading")
     number = spelt_number(words.text)
-    if number is not None:
+    if number is not None and "correct" not in tokens[place - 1].parts:
         return Stated(str(number), words.after, "value")
     found = conclude(tokens[place:end], text, PLAIN)
     return Stated(found.text, end, found.kind) if found else words

@@ -338,10 +338,11 @@ def _bracketed(tokens: Tokens, depth: int) -> Node | None:
 def _leaf(tokens: Tokens) -> Leaf:
     """Words at the end that name a unit or what is counted become the unit."""
     end, parts = unit_parts(tokens)
-    if not parts or all(t.kind in ("text", "word") for t in tokens[:end]) or has_words(tokens[:end]):
+    before = tokens[:end]
+    if not parts or before[-1].kind in "+-*/^" or all(t.kind in ("text", "word") for t in before) or has_words(before):
         return Leaf(tokens)
     unit = read_unit(attach_powers(parts))
-    return Leaf(tokens[:end], unit) if unit is not None else Leaf(tokens)
+    return Leaf(before, unit) if unit is not None else Leaf(tokens)
 
 
 _BUILDERS: tuple[tuple[Callable[[Tokens, int], Node | None], frozenset[str] | None], ...] = (

@@ -39,7 +39,8 @@ _SAME = {
 _MEANINGFUL = frozenset(
     names(
         """
-        or and to more less than least most over under below about plus minus not no if when for where otherwise
+        or and to wrong incorrect false more less than least most over under below about plus minus not no if
+        when for where otherwise
         any every except between from unless squared cubed mod modulo base with infinite infinitely none
         third th st nd rd but isn't divided by other half quarter double twice factorial percent loss
         halves thirds fourths quarters fifths sixths sevenths eighths ninths tenths tenth hundredths hundredth

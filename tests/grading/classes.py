@@ -19,6 +19,7 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ),
         ("2.5", ["5/2", r"2\frac12", "2 1/2", "2.50", r"\frac{5}{2}"], ["2.05", "25", "2/5"]),
         ("0.5", ["0,5", "1/2"], ["5", "0,6"]),
+        ("5", ["5.0"], [".5"]),
     ],
     "fractions": [
         (
@@ -55,6 +56,8 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ),
     ],
     "percentages": [
+        (r"33\frac{1}{3}\%", [r"\frac{100}{3}\%", r"33\frac13", r"\text{33 1/3 percent}"], ["33", r"34\%"]),
+        ("75", [r"\text{75 percent}", r"75\%"], ["7.5"]),
         (
             r"35\%",
             ["35%", "35 percent", "0.35", "35 \\%", r"35\text{ percent}", "35", "7/20", "35 pct"],
@@ -117,6 +120,8 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ),
     ],
     "letters are not units": [
+        ("MG-mg", ["-mg+MG"], ["mg-MG"]),
+        ("5", [r"5\text{ apples}"], [r"5\text{ is wrong}"]),
         ("x+a", ["a+x"], ["x+c", "x"]),
         (r"\frac{a}{c}", ["a/c"], [r"\frac{d}{c}"]),
         (r"\sqrt{m}", [r"m^{1/2}"], [r"\sqrt{s}"]),
@@ -367,6 +372,11 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
     ],
     "parameters": [
         (
+            r"x=\frac{\pi}{4}+n\pi",
+            [r"x=\frac{\pi}{4}+k\pi", r"\frac{\pi}{4}+\pi k"],
+            [r"x=\frac{\pi}{4}+2k\pi", r"n\pi"],
+        ),
+        (
             r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}",
             [r"k\pi+\frac{\pi}{6}", r"\frac{\pi}{6}+k\pi \ (k \in Z)", "30°+180°k"],
             [r"\frac{\pi}{3}+k\pi"],
@@ -387,9 +397,11 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
     ],
     "several options": [
         ("ABD", ["A, B, D", "(A), (B), (D)", "A,B and D", r"\text{ABD}", "BAD"], ["AB", "ABC", "A, B"]),
+        ("DCBA", ["DCBA"], ["ABCD", "A, B, C, D"]),
         ("②③", ["2, 3", "②③", "②, ③", "3,2"], ["①②", "23", "2"]),
     ],
     "nothing": [
+        (r"\{\}", [r"\emptyset"], ["0"]),
         (
             "No solution",
             [r"\text{no solution}", "no solutions", r"\emptyset", "None", r"\{\}", "∅"],
