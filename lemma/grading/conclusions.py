@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from lemma.grading.conditions import read_condition
 from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import Lexeme
-from lemma.grading.names import names
 from lemma.grading.objects import (
     COMPARISONS,
     LETTER,
@@ -26,10 +25,11 @@ from lemma.grading.objects import (
     skip_light,
 )
 from lemma.grading.spelt import spelt_number
+from lemma.grading.tokens import name_set
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
-_PARTICIPLES = frozenset(names("leaving making giving"))
-_COMPARED = COMPARISONS | frozenset(names("% of per percent than older younger"))
+_PARTICIPLES = name_set("leaving making giving")
+_COMPARED = COMPARISONS | name_set("% of per percent than older younger")
 
 
 CIRCUMSTANCE, PLAIN, AFTER_VERB, _BOLD = range(4)
@@ -212,7 +212,7 @@ def _gives_reason(parts: frozenset[str], low: str, before: Lexeme | None) -> boo
 
 
 _REASONS = frozenset({"for", "although", "though", "while", "whereas", "so that"})
-_CONJUNCTIONS = frozenset(names("as since for after before until بعد قبل après avant nach después dopo após"))
+_CONJUNCTIONS = name_set("as since for after before until بعد قبل après avant nach después dopo após")
 _RESTATES = frozenset({"namely", "specifically", "viz"})
 _REACHES = frozenset({"found", "obtained", "reached", "computed", "calculated", "derived"})
 _PEOPLE = frozenset({"i", "we", "you", "he", "she", "it", "they"})
@@ -338,4 +338,4 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     return CIRCUMSTANCE if numbered or ("at" in leader.parts and not total) else PLAIN
 
 
-_TOTALS = frozenset(names("total sum cost profit price value average maximum minimum number amount result"))
+_TOTALS = name_set("total sum cost profit price value average maximum minimum number amount result")

@@ -67,6 +67,13 @@ def has_fractional_power(tree: Tree) -> bool:
     return any(has_fractional_power(part) for part in tree[1:] if isinstance(part, tuple))
 
 
+def put(tree: Tree, values: dict[str, Fraction]) -> Tree:
+    """The tree with numbers in place of its letters."""
+    if tree[0] == "sym":
+        return ("num", values[tree[1]]) if tree[1] in values else tree
+    return (tree[0], *(put(part, values) if isinstance(part, tuple) else part for part in tree[1:]))
+
+
 @lru_cache(maxsize=8192)
 def point(name: str, index: int) -> Fraction:
     """The value of a letter at the fixed point with this number: a fraction between 1/2 and 4."""

@@ -12,18 +12,15 @@ from functools import lru_cache
 from typing import Any
 
 from lemma.grading.limits import MAX_DIGITS, MAX_NESTING, LimitExceeded
-from lemma.grading.names import names
-from lemma.grading.tokens import FUNCTIONS, Token
+from lemma.grading.tokens import FUNCTIONS, Token, name_set
 
 Tree = tuple[Any, ...]
 
-GREEK = frozenset(
-    names(
-        """
+GREEK = name_set(
+    """
         alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi
         psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
         """
-    )
 )
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 UNIT_VECTORS = ("\\hat{i}", "\\hat{j}", "\\hat{k}")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from lemma.grading.languages import is_unspaced, nouns_in
 from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
-from lemma.grading.names import names
 from lemma.grading.normal_form import repair_escapes
 from lemma.grading.notation import without_html
 from lemma.grading.residues import read_residues
@@ -19,6 +18,7 @@ from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.sentences import asks, concluded, introduced
 from lemma.grading.spelt import spelt_number
 from lemma.grading.statements import object_first, stated
+from lemma.grading.tokens import name_set
 
 _CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")
 _THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")
@@ -41,13 +41,11 @@ _TEXT_COMMAND = re.compile(
     r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?"
 )
 _TEXT_WRAP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{([^{}]*)\}")
-_MATH_WORDS = frozenset(
-    names(
-        """
+_MATH_WORDS = name_set(
+    """
         sin cos tan cot sec csc ln log exp sqrt pi lim min max gcd lcm mod frac dfrac tfrac pmatrix begin end
         and or union interval open lopen ropen
         """
-    )
 )
 
 
@@ -71,13 +69,9 @@ class Extraction(NamedTuple):
 NOTHING = Extraction(None, "none")
 
 
-def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Extraction:
+def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
     """The final answer of a completion, or the whole text if it is a bare answer."""
-    if prompt and text.startswith(prompt):
-        text = text[len(prompt) :]
-    if len(text) > MAX_COMPLETION:
-        text = text[-MAX_COMPLETION:]
-    text = visible(repair_escapes(text), rules).strip()
+    text = visible(repair_escapes(text[-MAX_COMPLETION:]), rules).strip()
     if not text.isascii():
         text = _OVERLINED.sub(_overlined, text.translate(_DIGITS))
     if "</su" in text:

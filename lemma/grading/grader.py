@@ -15,9 +15,9 @@ from lemma.grading.choice import read_choice, said_of_it, several, yes_or_no
 from lemma.grading.extract import Extraction, boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
+from lemma.grading.precision import stands_for
 from lemma.grading.relations import contradicts
 from lemma.grading.residues import holds, read_residues, same_residues, without_modulus
-from lemma.grading.rounded import stands_for
 from lemma.grading.rules import Rules
 from lemma.grading.shapes import same
 from lemma.grading.single import Context, GoldLimit, Undecided, same_words, unread_leaves

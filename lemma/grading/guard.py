@@ -13,12 +13,10 @@ from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Unreadable, read
 from lemma.grading.limits import MAX_EXPONENT, MAX_NESTING, LimitExceeded, check_shape
-from lemma.grading.names import names
-from lemma.grading.tokens import tokenise
+from lemma.grading.tokens import name_set, tokenise
 
-_COMMANDS = frozenset(
-    names(
-        """
+_COMMANDS = name_set(
+    """
         frac sqrt cdot times div pm mp le ge ne lt gt approx equiv in notin cup cap setminus subset subseteq
         emptyset infty pi alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau
         upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar sin cos
@@ -29,7 +27,6 @@ _COMMANDS = frozenset(
         mid parallel perp angle triangle quad qquad operatorname left right limits hspace space forall exists
         implies iff deg dim ker Re Im arg sgn sup inf
         """
-    )
 )
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _CHARACTERS = re.compile(r"[A-Za-z0-9\s+\-*/^_=<>().,;:!|&%°'\[\]{}\\~$]*")

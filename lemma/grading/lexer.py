@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from lemma.grading.choice import OPTIONS
 from lemma.grading.languages import ATTACHED, FIRST_WORDS, PHRASES, TABLES, UNSPACED, language_of
-from lemma.grading.names import names
 from lemma.grading.spelt import CHINESE_FRACTION
+from lemma.grading.tokens import name_set
 from lemma.grading.units import known
 
 MATH = re.compile(
@@ -77,10 +77,8 @@ _AREA = re.compile(r"(?<=\d)\s?([mskg])([²³])$")
 _TEMPERATURE = re.compile(r"(?<=\d)\s?°\s?[CF]$")
 _PLAIN = re.compile(r"[A-Za-zÀ-ÿ]{3,}(?=[\s.,;:!?]|$)")
 _PHRASE = re.compile(rf"(?:{PHRASES})(?![^\W\d_])", re.IGNORECASE)
-_FUNCTIONS = frozenset(
-    names(
-        "sin cos tan arcsin arccos arctan sinh cosh tanh cot sec csc sqrt cbrt log exp max min gcd lcm infinity infty"
-    )
+_FUNCTIONS = name_set(
+    "sin cos tan arcsin arccos arctan sinh cosh tanh cot sec csc sqrt cbrt log exp max min gcd lcm infinity infty"
 )
 _GLUED = re.compile(r"[-‑]?[A-Za-zÀ-ÿ]+")
 _SIGNIFICANT = re.compile(
@@ -195,13 +193,11 @@ def _area(unit: re.Match[str]) -> str:
 
 
 _ORDINALS = frozenset({"st", "nd", "rd", "th"})
-_SAID_OF_NUMBERS = frozenset(
-    names(
-        """
+_SAID_OF_NUMBERS = name_set(
+    """
         hundred thousand million billion trillion dozen factorial squared cubed percent pct degrees degree halves thirds
         fourths fifths sixths eighths tenths hundredths thousandths square cubic sq cu am pm modulo mod base
         """
-    )
 )
 
 

@@ -74,14 +74,7 @@ def _form(tree: Tree, names: list[str]) -> Row:
 
 
 def _value(tree: Tree, values: dict[str, Fraction]) -> Fraction:
-    return evaluate.exact(put(tree, values), 0)
-
-
-def put(tree: Tree, values: dict[str, Fraction]) -> Tree:
-    """The tree with numbers in place of its letters."""
-    if tree[0] == "sym":
-        return ("num", values[tree[1]]) if tree[1] in values else tree
-    return (tree[0], *(put(part, values) if isinstance(part, tuple) else part for part in tree[1:]))
+    return evaluate.exact(evaluate.put(tree, values), 0)
 
 
 def _reduced(rows: list[Row]) -> list[Row]:

@@ -10,9 +10,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from lemma.grading.names import names
 from lemma.grading.notation import usual, without_html
-from lemma.grading.tokens import FUNCTIONS
+from lemma.grading.tokens import FUNCTIONS, name_set, names
 from lemma.grading.units import in_one_unit
 
 _CHARACTERS = {
@@ -345,7 +344,7 @@ _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}(?!\w)")
 _LETTERS = re.compile(r"(\\?)([^\W\d_]{2,})")
 _PLAIN_GROUP = re.compile(r"(?<![\w^}\]])\{([^{}\\^_]*)\}")
-LITTLE = frozenset(names("an the of and or is are in on to by for no not yes all any it at as be dne none nan"))
+LITTLE = name_set("an the of and or is are in on to by for no not yes all any it at as be dne none nan")
 
 
 def _folded(match: re.Match[str]) -> str:

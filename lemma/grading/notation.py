@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import re
 
-from lemma.grading.names import names
+from lemma.grading.tokens import names
 
 _SPACE_RUN = re.compile(r"\s+")
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from lemma.grading.lexer import Lexeme, is_unit
-from lemma.grading.names import names
+from lemma.grading.tokens import name_set
 from lemma.grading.units import known
 
 LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-", "--", "】"})
@@ -19,13 +19,11 @@ _BELONGS = re.compile(
     r"\(mod|\\(?:pmod|%|text)|(?:[kcm]?m|mi|ft|k?g|[Ll])/(?:h|s|min|hr|[Ll]|m|cm)[²³]?$|(?:[kcm]?m|in|ft|yd|mi)\^\{?[23]\}?$"
 )
 _MORE = frozenset({"more", "less", "fewer", "greater", "above", "below", "higher", "lower", "up"})
-COMPARISONS = frozenset(
-    names(
-        """
+COMPARISONS = name_set(
+    """
         less more greater fewer between over under above below twice half double triple larger smaller times bigger
         higher lower third quarter minus plus
         """
-    )
 )
 _COMPARED = COMPARISONS - {"between", "over", "under", "above", "below", "half", "third", "quarter"}
 _OR = frozenset({"or", "oder", "ou", "или", "або", "或", "或者", "أو", "یا", "या", "または", "o", "또는"})

@@ -10,11 +10,10 @@ from typing import Any
 from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import GREEK, Tree, Unreadable, read
-from lemma.grading.inequalities import letter_of
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.linear import same_solutions
 from lemma.grading.precision import enough_digits
-from lemma.grading.realsets import NotASet, is_reals, same_set
+from lemma.grading.realsets import NotASet, is_reals, letter_of, same_set
 from lemma.grading.single import Context, is_text
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, text_of
 from lemma.grading.tokens import Token

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
-from lemma.grading.names import names
+from lemma.grading.tokens import name_set
 
 _LARGEST = 10**6
 _MOST = 2_000
@@ -31,7 +31,7 @@ _LINEAR = re.compile(
     r"(?:\s*(?P<sign>[+-])\s*(?P<rest>\d{1,9}))?$"
 )
 _FORM = "of the form"
-_SUBJECTS = frozenset(names("all the numbers integers positive natural whole is are of that which a number an integer"))
+_SUBJECTS = name_set("all the numbers integers positive natural whole is are of that which a number an integer")
 _REMAINDER = re.compile(
     rf"remainders?\s+(?:of\s+|is\s+)?(?P<first>{_INTEGER}(?:\s*(?:,|or|and)\s*{_INTEGER})*)\s+(?:when|on|after|if|upon)\s+"
     rf"(?:\w+\s+|it is\s+)?(?:divided|division|dividing)\s+by\s+(?P<modulus>{_INTEGER})$"

@@ -18,10 +18,6 @@ _END = re.compile(
     r"(?:(?<![\d)]!)|(?=\s+[A-Z]|\s*$))(?=[*_\"”'»)`$]*(?:\\[\])])?(?:\s|$))[*_\"”'»)`]*|[。！？।؟]\**|\n"
 )
 _CLOSED = re.compile(r"[.!?。！？।؟:)\]}|»”\"'`*$%]\s*$")
-_HEADING = re.compile(
-    r"\s*(?:step|part|case|question|problem|given|method|example|note|option|schritt|étape|paso|шаг|步骤)\b.*|.*[:：]\s*$",
-    re.IGNORECASE | re.DOTALL,
-)
 
 
 def concluded(text: str) -> Stated | None:

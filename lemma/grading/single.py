@@ -12,10 +12,8 @@ from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
-from lemma.grading.linear import put
 from lemma.grading.normal_form import LITTLE, squeezed, words
-from lemma.grading.precision import enough_digits
-from lemma.grading.rounded import stands_for
+from lemma.grading.precision import enough_digits, stands_for
 from lemma.grading.rules import Rules
 from lemma.grading.spelt import spelt_number
 from lemma.grading.structure import Leaf, Node, Tokens, parts
@@ -215,7 +213,7 @@ def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context) -> 
     left, right = evaluate.symbols(gold), evaluate.symbols(answer)
     if left != right and len(left) == len(right) == 1 and left | right <= _WHOLE and _periodic(gold, answer):
         values = [({name: Fraction(n) for name in left | right}) for n in (0, 1, -7)]
-        return all(same_value(put(gold, at), put(answer, at), factor, context) for at in values)
+        return all(same_value(evaluate.put(gold, at), evaluate.put(answer, at), factor, context) for at in values)
     for modes in _readings(gold, answer, context.rules):
         if not modes[1] and not _at_least_one(answer if evaluate.contains(gold, "pct") else gold):
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from lemma.grading.names import names
 from lemma.grading.normal_form import words
+from lemma.grading.tokens import names
 
 _SMALL = {
     word: value

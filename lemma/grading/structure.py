@@ -8,10 +8,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from lemma.grading.limits import MAX_ITEMS, MAX_NESTING, LimitExceeded
-from lemma.grading.names import names
-from lemma.grading.tokens import Token
-from lemma.grading.trailing_words import attach_powers, has_words, unit_parts
-from lemma.grading.units import Unit, read_unit
+from lemma.grading.tokens import Token, name_set
+from lemma.grading.units import Unit, attach_powers, has_words, read_unit, unit_parts
 
 Tokens = tuple[Token, ...]
 
@@ -20,7 +18,7 @@ CLOSE = frozenset(OPEN.values())
 RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!="})
 _SEPARATORS = frozenset({",", ";"})
 _JOINING = frozenset({"and", "or"})
-_HEDGES = frozenset(names("approximately about approx around exactly roughly thus so hence only"))
+_HEDGES = name_set("approximately about approx around exactly roughly thus so hence only")
 _ARROWS = frozenset({"approx", "equiv", "to", "rightarrow"})
 _TAILS = ("for", "where", "with", "if", "when")
 

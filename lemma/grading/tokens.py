@@ -7,15 +7,23 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lemma.grading.limits import MAX_DIGITS, MAX_TOKENS, LimitExceeded
-from lemma.grading.names import names
 
-FUNCTIONS = frozenset(
-    names(
-        """
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a text, in order."""
+    return tuple(text.split())
+
+
+def name_set(text: str) -> frozenset[str]:
+    """The names in a text."""
+    return frozenset(text.split())
+
+
+FUNCTIONS = name_set(
+    """
         sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt cbrt abs min
         max gcd lcm floor ceil
         """
-    )
 )
 CONSTANTS = frozenset({"pi", "infty"})
 

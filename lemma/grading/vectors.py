@@ -8,7 +8,6 @@ from fractions import Fraction
 from lemma.grading import evaluate
 from lemma.grading.evaluate import Undefined
 from lemma.grading.expression import UNIT_VECTORS, Tree, Unreadable, read
-from lemma.grading.linear import put
 from lemma.grading.single import Context, same_value
 from lemma.grading.structure import Leaf, Node
 from lemma.grading.tokens import Token, tokenise
@@ -53,7 +52,7 @@ def _components(side: Leaf | Sequence[Node], size: int) -> list[Tree] | None:
 
 
 def _at(tree: Tree, values: Sequence[int]) -> Tree:
-    return put(tree, dict(zip(UNIT_VECTORS, map(Fraction, values), strict=True)))
+    return evaluate.put(tree, dict(zip(UNIT_VECTORS, map(Fraction, values), strict=True)))
 
 
 def _is_linear(tree: Tree) -> bool:

@@ -92,12 +92,6 @@ def test_thinking_can_be_searched_where_asked() -> None:
     assert grade(text, "7", Rules(thinking="whole")).kind == "right"
 
 
-def test_a_box_in_the_prompt_does_not_count() -> None:
-    prompt = "What is 1+1? An example: \\boxed{3}. "
-    assert extract(prompt + "It is two.", prompt=prompt).answer == "2"
-    assert extract(prompt + "So \\boxed{2}", prompt=prompt).answer == "2"
-
-
 def test_own_tags() -> None:
     assert extract("<final>5</final>", Rules(tags=("final",))).answer == "5"
 

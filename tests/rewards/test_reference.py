@@ -14,7 +14,6 @@ from lemma.grading import GradingService
 from lemma.grading.compat import boxed_grader as boxed
 from lemma.grading.compat import luffy_rewards as luffy
 from lemma.grading.compat import verifiers
-from lemma.grading.compat.math_verify_calls import latex_accuracy
 from lemma.rewards import RewardInput, make_reward
 from lemma.rewards.xml_rewards import xml_answer
 
@@ -122,10 +121,7 @@ def test_think_formats(case: dict[str, Any]) -> None:
     elif case["variant"] == "think_format":
         assert value("think_format", case["inputs"]["completion"]) == want["score"]
     else:
-        completion, solution = case["inputs"]["completion"], case["inputs"]["solution"]
-        assert value({"name": "think_answer_format", "compat": True}, completion) == want["format"]
-        accuracy = latex_accuracy(completion, solution)
-        assert (1.0 if accuracy is None else accuracy) == want["accuracy"]
+        assert value({"name": "think_answer_format", "compat": True}, case["inputs"]["completion"]) == want["format"]
 
 
 @pytest.mark.parametrize("case", of("soft_overlong", "repetition_penalty"))
@@ -143,13 +139,6 @@ def test_lengths(case: dict[str, Any]) -> None:
         problem = Problem((Message("user", "?"),))
         got = [reward.score(RewardInput("", problem, ids=ids)) for ids in case["inputs"]["completion_ids"]]
     assert got == pytest.approx(case["outputs"]["rewards"], abs=1e-9)
-
-
-@pytest.mark.parametrize("case", of("gist_hash_answer"))
-def test_hash_answers(case: dict[str, Any]) -> None:
-    from lemma.grading.compat.strings import hash_answer
-
-    assert hash_answer(case["inputs"]["text"]) == case["outputs"]["answer"]
 
 
 def test_originals_by_name_through_the_service() -> None:
@@ -179,12 +168,6 @@ def test_without_compat_the_known_defects_are_repaired() -> None:
     assert boxed.question_only("\\fbox{5}", "5", compat=True)["reward"] == 0.0
     assert not boxed.grade_boxed("5", "\\boxed{5")
     assert verifiers.gsm8k("it is -5", "-5", signed=True) == 1.0
-
-
-def test_answer_tag_graders() -> None:
-    assert boxed.answer_tag("a</think> <answer>5</answer>", "5") == ({"formatted": True}, 1.0)
-    assert boxed.answer_tag("<answer>5</answer>", "5") == ({"formatted": False}, 0.0)
-    assert boxed.answer_tag("<answer>5</answer>", "5", strict=False) == ({"formatted": True}, 1.0)
 
 
 def test_repetitive_texts_are_not_given_to_the_slow_comparison() -> None:

@@ -91,12 +91,3 @@ def boxed_score(response: str, gold: Gold, fast: bool = False, compat: bool = Tr
     """The evaluation grader of LUFFY: whether there was a box, and the score."""
     scores = question_only(response, gold, fast, compat)
     return {"formatted": scores["format_reward"] == 1.0}, scores["reward"]
-
-
-def answer_tag(response: str, gold: Gold, fast: bool = False, strict: bool = True) -> tuple[dict[str, bool], float]:
-    """The answer-tag grader; `strict` wants the closing think tag in front of the answer tag."""
-    wanted = "</think> <answer>" if strict else "<answer>"
-    if wanted not in response or "</answer>" not in response:
-        return {"formatted": False}, 0.0
-    scores = r1_zero(response if strict else "</think> " + response[response.index("<answer>") :], gold, fast)
-    return {"formatted": True}, scores["reward"]

@@ -32,25 +32,3 @@ def verified(gold: str, answer: str, boxed_first: bool = False) -> bool:
 
 def _without_percent(text: str) -> str:
     return text.replace("\\%", "\\unreadablepercent ")
-
-
-def latex_accuracy(completion: str, solution: str) -> float | None:
-    """The accuracy of the think/answer reward: LaTeX only, first match; None where the solution cannot be parsed."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    wanted = parse(
-        solution, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()], parsing_timeout=None
-    )
-    if not wanted:
-        return None
-    form = NormalizationConfig(nits=False, malformed_operators=False, basic_latex=True, boxed="all", units=True)
-    given = parse(
-        completion,
-        extraction_config=[
-            LatexExtractionConfig(normalization_config=form, boxed_match_priority=0, try_extract_without_anchor=True)
-        ],
-        extraction_mode="first_match",
-        parsing_timeout=None,
-    )
-    return float(verify(wanted, given, timeout_seconds=None))

@@ -203,10 +203,3 @@ def minerva(text: str) -> str:
         text = pattern.sub(new, text)
     text = text.replace("$", "")
     return text.replace(",", "") if text.replace(",", "").isdigit() else text
-
-
-def hash_answer(text: str) -> str | None:
-    """The gold of a GSM8K solution: what follows the first ####, without commas and dollar signs."""
-    if "####" not in text:
-        return None
-    return text.split("####")[1].strip().replace(",", "").replace("$", "")

@@ -14,11 +14,10 @@ from typing import Any
 
 from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import LimitExceeded, check_shape
-from lemma.grading.names import names
 from lemma.grading.normal_form import normalise
 from lemma.grading.rules import Rules
 from lemma.grading.single import Context, GoldLimit, Undecided, same_value
-from lemma.grading.tokens import tokenise
+from lemma.grading.tokens import names, tokenise
 
 _UNITS = names("degree cm centimeter meter mile second minute hour day week month year foot feet inch yard")
 _COMMAS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")

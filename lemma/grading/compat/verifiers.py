@@ -13,7 +13,6 @@ from lemma.grading.compat.sympy_strings import strip_commas
 
 _END = "I hope it is correct."
 _FINAL = re.compile(r"Final Answer: The final answer is(.*?). I hope it is correct.")
-MAX_LENGTH = 8192
 
 
 def normal_words(text: str) -> str:
@@ -139,16 +138,6 @@ def re_search(prediction: str, label: str) -> float:
     if not answers:
         return 0.0
     return float(any(normal_words(answers[-1].strip()) == normal_words(one) for one in _labels(label)))
-
-
-def max_length(tokens: int, label: str) -> float:
-    """1 - |tokens - target| / 8192, below 0 as well."""
-    return 1 - abs(tokens - int(label)) / MAX_LENGTH
-
-
-def up_to_max_length(tokens: int, label: str) -> float:
-    """1 up to the target, then falling by 1/8192 a token, below 0 as well."""
-    return 1.0 if tokens < int(label) else 1 - (tokens - int(label)) / MAX_LENGTH
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {
