@@ -168,7 +168,9 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
         clauses.append(Clause("main"))
     elif (low in _PARTICIPLES and "so" in parts) or (
-        low in _REACHES and before is not None and (before.text.lower() in _PEOPLE or is_light(before))
+        low in _REACHES
+        and before is not None
+        and (before.text.lower() in _PEOPLE or is_light(before) or "has" in before.parts)
     ):
         pass
     elif (
@@ -338,4 +340,7 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     return CIRCUMSTANCE if numbered or ("at" in leader.parts and not total) else PLAIN
 
 
-_TOTALS = name_set("total sum cost profit price value average maximum minimum number amount result")
+_TOTALS = name_set(
+    "height length area width volume speed distance time age score ratio difference product "
+    "total sum cost profit price value average maximum minimum number amount result"
+)

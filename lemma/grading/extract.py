@@ -208,6 +208,8 @@ def _box_content(text: str, after: int) -> tuple[str, int] | None:
 
 def _joined(between: str) -> bool:
     """Whether the words between two boxes make them one list."""
+    if not between.strip(" $"):
+        return True
     plain = re.sub(r"\\(?:quad|qquad|text|[,;:()\[\]])|[${}\\]", " ", between)
     if len(between) >= 60 or "\n\n" in between or ". " in plain or _STEP.search(plain):
         return False

@@ -56,7 +56,7 @@ ENGLISH = Wording(
     "goes up to|rounds to|left with|leaves us with|leave us with|ends up with|end up with|"
     "it's|that's|there's|they're|i'm|amounts to|reads|stands at|"
     "ought to be|that is|i get|we get|we obtain|found to be|confirmed to be|determined to be|calculated to be",
-    light="none other than|no other than|well|okay|ok|alright|"
+    light="for sure|for certain|without a doubt|none other than|no other than|well|okay|ok|alright|"
     "the|a|an|to|be|it|that|this|these|there|they|we|i|you|so|then|thus|hence|therefore|of course|in fact|"
     "after all|definitely|simply|exactly|precisely|clearly|indeed|obviously|actually|certainly|always|also|"
     "still|just|only|surely|probably|likely|really|finally|again|approximately|about|roughly|around|number|"
@@ -204,15 +204,17 @@ HINDI = Wording(
 )  # fmt: skip
 FRENCH = Wording(
     answer="réponse|la réponse finale|réponses|rép|réponse finale|reponse",
-    be="on trouve|on obtient|est|sont|égale|égal|vaut|sera|c'est|est égale à|donne|serait|fait|est donc|est égal à|"
+    be="on trouve|on obtient|est|est de|est donc de|est alors de|sera de|sont|"
+    "égale|égal|vaut|sera|c'est|est égale à|donne|serait|fait|est donc|est égal à|"
     "valent",
     light="donc|la|le|les|l'|un|une|bien|exactement|simplement|alors|que|environ|nombre|valeur|lettre|l'option|"
-    "ainsi|égale|égal|à|finalement|il|elle|en|effet|évidemment|tout|ici|bonne|réponse|proposition|choix",
+    "ainsi|égale|égal|à|finalement|il|elle|en|effet|évidemment|tout|ici|bonne|réponse|proposition|choix|"
+    "encore|déjà|maintenant",
     ends="car|parce|parce que|puisque|comme|où|qui|alors que|et non|non|mais|si|quand|lorsque|c'est-à-dire|soit|"
     "donc|et pas|plutôt|au lieu|étant donné|avec|pour|pas|dont|par",
     so="donc|ainsi|alors|par conséquent|finalement|en tout|au total|d'où|enfin|en conclusion|on obtient|conclusion",
     no="n'est pas|ne|pas|non|n'est|jamais",
-    at="après|en|pour|par|de|des|dans|sur|avec|à|chaque|entre|du|d'|sans|pendant|parmi|au|aux|contre|depuis",
+    at="d'ici|après|en|pour|par|de|des|dans|sur|avec|à|chaque|entre|du|d'|sans|pendant|parmi|au|aux|contre|depuis",
     joins="et|ou",
     asks="quel|quelle|combien|trouver|calculer|trouvez|calculez|déterminer|déterminez|résoudre|soit|est-ce",
     supposes="si|supposons|soit|calculer|trouver|est-ce",

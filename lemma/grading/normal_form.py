@@ -102,6 +102,7 @@ _REPEATING = (
     (re.compile(r"(?<![\d.])(\d*\.\d*?)(\d{2,6}?)\2+\s*(?:\.{2,}|\\ldots)(?!\d)"), r"\1\\overline{\2}"),
     (re.compile(r"(?<![\d.])(\d*\.\d*)\((\d{1,12})\)(?![\w(])"), r"\1\\overline{\2}"),
 )
+_GOES_ON = re.compile(r",\s*\.{3}\s*$")
 _SPACE_RUN = re.compile(r"\s+")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
@@ -111,7 +112,7 @@ _LED = re.compile(
 )
 _INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}\b(?:is|are|equals)\s*:?\s*\}\s*(?=\S)(?<!\bnot )")
 _STATED = re.compile(r"^\\text\{[^{}\d]{2,80}\b(?:is|are|equals)\s*:?\s+(-?\d[^{}]*)\}$")
-_MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+|(?: \d+)?/\d+)?\s*[%°]?)\s*([A-Za-z][^{}\d]*)?\}$")
+_MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+|:\d\d|(?: \d+)?/\d+)?\s*[%°]?)\s*([A-Za-z][^{}\d]*)?\}$")
 _FOR_ALL = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*(?:for|where)\s+(?:an?\s+|any\s+|some\s+|every\s+|each\s+|all\s+)?integers?\s*\}\s*[A-Za-z]$"
 )
@@ -290,6 +291,7 @@ def _in_degrees(match: re.Match[str]) -> str:
 def _rare(text: str) -> str:
     """Spellings that most texts do not have: \\choose, ordinals, the domain of a parameter, the empty set."""
     if "." in text:
+        text = _GOES_ON.sub(r", \\ldots", text)
         text = _ABBREVIATED.sub(r"\1", text)
         if "..." in text or "ldots" in text or "(" in text:
             for pattern, spelt in _REPEATING:
@@ -338,6 +340,7 @@ def _trim(text: str) -> str:
         text = trimmed
 
 
+_ARTICLE = re.compile(r"^(?:an?|the) (?=[a-z]{3})")
 _POINT = re.compile(r"\.\d")
 _EXCLAIMED = re.compile(r"(?<=[A-Za-z]{2})[!.\s]+$")
 _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
@@ -370,6 +373,7 @@ def words(text: str) -> str:
     text = _LETTERS.sub(_folded, _PLAIN_GROUP.sub(r"\1", _SHORT_SCRIPT.sub(r"\1\2", text)))
     text = text.replace("\\", " ").replace('"', "")
     text = _SPACE_RUN.sub(" ", text).strip(" ,;:'").rstrip(" .,;:'")
+    text = _ARTICLE.sub("", text)
     return _EXCLAIMED.sub("", text if _POINT.match(text) else text.lstrip(" .,;:'"))
 
 

@@ -189,7 +189,8 @@ def asks(text: str) -> bool:
 def introduced(text: str) -> bool:
     """Whether a short text says that what follows is a result, rather than being one: "Total: 7", "So 18"."""
     tokens = [token for token in lex(text, 0, len(text)) if token.kind != "mark"]
-    if not tokens or tokens[0].is_value:
+    named = len(tokens) > 1 and LETTER.fullmatch(tokens[0].text) and "no" in tokens[1].parts
+    if not tokens or tokens[0].is_value or named:
         return any("ends" in token.parts and token.parts & {"aside", "no"} for token in tokens)
     colon = next(
         (i for i, token in enumerate(tokens) if token.text in (":", "：", "=", "->", "=>", "→", "—", "–")), len(tokens)

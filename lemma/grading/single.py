@@ -127,7 +127,7 @@ _NOTHING = re.compile(
     r"(?:there (?:is|are|exists?) )?no (?:(?:such|real) )*(?:solution|number|value|root|integer)s?(?: exists?)?"
     r"|none|(?:the )?empty ?set"
 )
-_NO_VALUE = re.compile("dne|(?:(?:the limit|it) )?does not exist")
+_NO_VALUE = re.compile("dne|(?:(?:limit|it) )?does not exist")
 
 
 def same_words(gold: str, answer: str, rules: Rules) -> bool:

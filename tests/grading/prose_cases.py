@@ -237,6 +237,14 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
         ("총 25개입니다.", ("25",), ("5",)),
         ("(A)(B)(C)(D)", (), ("A", "D")),
     ],
+    "French and Chinese conclusions": [
+        ("Le coût final est donc de 100 - 30 = 70", ("70",), ("100", "30")),
+        ("Réponse: Ana aura encore 220 $ à payer d'ici 12 mois.", ("220",), ("12",)),
+        ("B不是 A", ("B",), ("A",)),
+        ("The answer is for sure D, it can't be A or B", ("D",), ("A", "B")),
+        (r"\boxed{1}\boxed{2}", ("1,2",), ("1", "2")),
+        ("$1, 2, 3, ...$", (), ("1,2,3",)),
+    ],
     "broken off between sentences": [
         ("We multiply by 5 to get 35. Next we subtract", (), ("35", "5")),
         ("So, she spent $45 on books and $", (), ("45",)),
