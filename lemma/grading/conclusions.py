@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from lemma.grading.conditions import read_condition
 from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import Lexeme
 from lemma.grading.objects import (
@@ -20,6 +19,7 @@ from lemma.grading.objects import (
     compares,
     ends_member,
     is_light,
+    read_condition,
     read_object,
     read_one,
     skip_light,

@@ -1,4 +1,5 @@
-"""Objects: the values, options and units at a place of a text, and what may stand before them."""
+"""Objects: the values, options and units at a place of a text, what may stand before them, and sets told in words:
+between 2 and 5, inclusive; x greater than 6; all real numbers except 3."""
 
 from __future__ import annotations
 
@@ -13,8 +14,6 @@ from lemma.grading.units import known
 LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-", "--", "】"})
 LETTER = re.compile(r"[A-J]")
 _NAMED_OPTION = re.compile(r"([A-E])\s*=\s*(.+)")
-_ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\(\w\))?\s*(?:=|\\in)[^=]+$")
-_NUMBER = re.compile(r"[-−]?\d+(?:\.\d+|/\d+)?")
 _BELONGS = re.compile(
     r"\(mod|\\(?:pmod|%|text)|(?:[kcm]?m|mi|ft|k?g|[Ll])/(?:h|s|min|hr|[Ll]|m|cm)[²³]?$|(?:[kcm]?m|in|ft|yd|mi)\^\{?[23]\}?$"
 )
@@ -49,7 +48,7 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     if first is None:
         return None
     said, kind, after = first.text, first.kind, first.after
-    measured, last = first.after - place > 1, first.text
+    measured = first.after - place > 1
     across = _across(tokens, place, first, text)
     if across is not None:
         return across
@@ -58,8 +57,8 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
         if not joined:
             break
         following = read_one(tokens, next_place, text)
-        if following is not None and joined == ", " and _in_apposition(tokens, after, next_place):
-            break
+        if joined == ", " and following is not None and following.text.endswith((" st", " nd", " rd", " th")):
+            break  # 31, the 11th prime
         if following is not None and (first.kind == "choice") != (following.kind == "choice"):
             break
         if following is None:
@@ -68,17 +67,12 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             break
         if not ends_member(tokens, following.after):
             break
-        another = _ASSIGNED.match(following.text) or _NUMBER.fullmatch(following.text)
-        if "=" in last + following.text and not (_ASSIGNED.match(last) and another):
-            said, after, last = following.text, following.after, following.text
-            continue
         if joined == " or " and _same_number(said, following.text):
             after = following.after
             continue
         if joined == " or " and measured and following.after - next_place > 1 and following.kind == kind == "value":
             break
         said, after = said + joined + following.text, following.after
-        last = last if "=" in last and "=" not in following.text else following.text
     return Stated(said, after, kind)
 
 
@@ -108,13 +102,6 @@ def _across(tokens: list[Lexeme], place: int, first: Stated, text: str) -> State
 
 
 _PLACES = frozenset({"decimal", "significant", "d.p", "places", "digits", "figures", "sig"})
-
-
-def _in_apposition(tokens: list[Lexeme], comma: int, place: int) -> bool:
-    """Whether a value after a comma says more of the one before: 31, the 11th prime."""
-    between = tokens[comma:place]
-    ordinal = tokens[place].text.split()[-1:] in (["st"], ["nd"], ["rd"], ["th"])
-    return ordinal and not any("joins" in token.parts for token in between)
 
 
 def compares(tokens: list[Lexeme], place: int) -> bool:
@@ -294,3 +281,78 @@ def skip_light(tokens: list[Lexeme], place: int, labelled: bool) -> tuple[int, b
             break
         place += 1
     return place, negated
+
+
+_NUMBER = (
+    r"\$?\s*([-−–]?\s?(?:\d+(?:[.,/]\d+)*|\\[dt]?frac\{\d+\}\{\d+\}|\\infty|∞|infinity))\s*\$?(?![\w^!/*+(√π])(?!\s*\\)"
+)
+_BETWEEN = re.compile(
+    rf"(?:between|from)\s+{_NUMBER}\s+(?:and|to)\s+{_NUMBER}"
+    r"(?:,?\s*\(?\s*((?:both\s+)?inclusive|exclusive|both included)\b\)?)?"
+)
+_SIGNS = {
+    "greater than or equal to": ">=",
+    "less than or equal to": "<=",
+    "greater than": ">",
+    "larger than": ">",
+    "bigger than": ">",
+    "more than": ">",
+    "less than": "<",
+    "smaller than": "<",
+    "no more than": "<=",
+    "no less than": ">=",
+    "at least": ">=",
+    "at most": "<=",
+}
+_BOUND = rf"(?:strictly\s+)?({'|'.join(_SIGNS)})\s+{_NUMBER}"
+_BOUNDED = re.compile(
+    r"(?:\$?([B-HJ-Zb-z])\$?|real numbers|reals)\s+(?:(is|must be|has to be|should be|can be|are|be)\s+)?"
+    rf"{_BOUND}(?:,?\s+(?:and|but)\s+(?:(?:is|are)\s+)?{_BOUND})?"
+)
+_EXCEPT = re.compile(rf"(?:except(?:\s+for)?|excluding)\s+\$?(?:[A-Za-z]\s*=\s*)?{_NUMBER}")
+_OVER = frozenset(
+    {"all", "every", "any", "real", "numbers", "values", "x", "n", "t", "lies", "lie", "anywhere", "strictly"}
+)
+
+
+def read_condition(tokens: list[Lexeme], place: int, text: str) -> tuple[Stated, bool] | None:
+    """The set of numbers that the words at a token tell, and whether a verb leads to it."""
+    token = tokens[place]
+    low = token.text.lower()
+    if low in ("between", "from"):
+        found = _BETWEEN.match(text, token.start)
+        return found and _range(tokens, place, found)
+    if low in ("except", "excluding"):
+        found = _EXCEPT.match(text, token.start)
+        if found is None or not any(t.text.lower() in ("real", "reals") for t in tokens[:place]):
+            return None
+        return _told(tokens, place, found.end(), rf"\mathbb{{R}} \setminus \{{{found[1]}\}}"), True
+    if len(token.text) != 1 and low not in ("real", "reals"):
+        return None
+    found = _BOUNDED.match(text, token.start)
+    if found is None:
+        return None
+    name = found[1] or "x"
+    said = name + _SIGNS[found[3]] + found[4]
+    if found[5]:
+        said += rf" \text{{ and }} {name}{_SIGNS[found[5]]}{found[6]}"
+    return _told(tokens, place, found.end(), said), bool(found[2])
+
+
+def _range(tokens: list[Lexeme], place: int, found: re.Match[str]) -> tuple[Stated, bool]:
+    before = place - 1
+    strict = place > 0 and tokens[before].text.lower() == "strictly"
+    while before >= 0 and (
+        tokens[before].kind == "mark" or tokens[before].text.lower() in _OVER or is_light(tokens[before])
+    ):
+        before -= 1
+    said = f"{found[1]} to {found[2]}"
+    if found[3] or strict:
+        said = f"({found[1]}, {found[2]})" if strict or found[3] == "exclusive" else f"[{found[1]}, {found[2]}]"
+    leads = before >= 0 and "be" in tokens[before].parts
+    return _told(tokens, place, found.end(), said), leads or any(t.text.lower() == "all" for t in tokens[:place])
+
+
+def _told(tokens: list[Lexeme], place: int, end: int, said: str) -> Stated:
+    after = next((i for i in range(place, len(tokens)) if tokens[i].start >= end), len(tokens))
+    return Stated(said, after, "math")

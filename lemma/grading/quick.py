@@ -10,7 +10,7 @@ import re
 from time import perf_counter
 
 from lemma.grading.grader import PendingGrade, read_and_compare
-from lemma.grading.retractions import doubted
+from lemma.grading.extract import doubted
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.verdict import Kind, Verdict
 

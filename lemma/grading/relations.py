@@ -106,6 +106,9 @@ def value_side(relation: Relation) -> Node:
     """The last side of a chain of equations; for an approximation, the exact side before it."""
     if "~" in relation.signs:
         place = relation.signs.index("~")
+        left, right = relation.sides[place : place + 2]
+        if isinstance(left, Leaf) and isinstance(right, Leaf) and "." in text_of(left) and "." not in text_of(right):
+            return right
         if place > 0 or not is_name(relation.sides[0]):
             return relation.sides[place]
     return relation.sides[-1]

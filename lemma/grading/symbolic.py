@@ -94,6 +94,8 @@ def equal(gold: str, answer: str) -> bool:
         raise GoldLimit from error
     except (Refused, _Unparsed):
         return False
+    if _APART.search(answer):
+        return False
     try:
         right = _parse(answer)
     except (Refused, _Unparsed):
@@ -104,6 +106,9 @@ def equal(gold: str, answer: str) -> bool:
         )
     except (RecursionError, MemoryError) as error:
         raise LimitExceeded("comparison") from error
+
+
+_APART = re.compile(r"\d\s+\d")
 
 
 def _is_read(text: str) -> bool:
