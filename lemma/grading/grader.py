@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
 from lemma.grading.choice import read_choice, said_of_it, several, yes_or_no
-from lemma.grading.extract import Extraction, boxed, doubted, extract, is_prose, visible
+from lemma.grading.extract import Extraction, boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
 from lemma.grading.precision import stands_for

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from time import perf_counter
 
-from lemma.grading.grader import PendingGrade, read_and_compare
 from lemma.grading.extract import doubted
+from lemma.grading.grader import PendingGrade, read_and_compare
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.verdict import Kind, Verdict
 
