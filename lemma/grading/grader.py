@@ -64,7 +64,7 @@ def malformed(gold: str) -> bool:
 @lru_cache(maxsize=8192)
 def decides_nothing(gold: str) -> bool:
     """Whether no completion can be wrong by this gold: there is none, or it says nothing."""
-    return not gold_answer(gold) or malformed(gold)
+    return not gold.isalnum() and (not gold_answer(gold) or malformed(gold))
 
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
