@@ -18,7 +18,7 @@ from lemma.core.errors import UserError
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats.encode import prompt_text
-from lemma.formats.format import PROMPT_FILE, Format
+from lemma.formats.format import PROMPT_FILE, Format, trained_system
 from lemma.runs.stage import Stage
 
 Systems = Counter[str | None]
@@ -73,6 +73,12 @@ def as_trained(stage: Stage, fmt: Format, tokenizer: Any, systems: Systems) -> F
                     f"the rows have {len(systems)} different system messages or none; evaluations use the one of "
                     f"{count} of {systems.total()} rows"
                 )
+    learnt = None if stage.taught_in is None else trained_system(stage.folder.stage(stage.taught_in))
+    if learnt is not None and learnt != (system or fmt.own_system):
+        stage.warn(
+            f"stage {stage.taught_in} was trained under the instruction of its rows, and this stage asks under "
+            "another; to keep that of the rows, name it as `format.system`"
+        )
     trained.install(tokenizer)
     folder = stage.folder.stage(stage.name)
     folder.mkdir(parents=True, exist_ok=True)

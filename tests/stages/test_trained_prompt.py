@@ -111,3 +111,16 @@ def test_the_formats_own_prompt_in_the_rows_changes_nothing(tmp_path: Path) -> N
 def test_prompts_of_another_format_are_said(tmp_path: Path) -> None:
     world = verbatim(tmp_path, [f"### Question: {n} ?" for n in range(8)], evaluate=False)
     assert any("8 of 8 rows bring prompts that the format r1_zero does not write" in text for text in world.said())
+
+
+def test_a_later_stage_that_asks_under_another_instruction_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    path = tmp_path / "rows.jsonl"
+    row = {"prompt": f"{SYSTEM}\nUser: 1 ?\nAssistant: <think>", "response": " 1 </think> <answer> 1 </answer>"}
+    path.write_text((json.dumps(row) + "\n") * 8)
+    own = {"steps": 1, "data": {"source": str(path), "reader": "prompt_response", "verbatim": True}, "validation": {}}
+    stages = {"sft": own, "more": own, "other": {"steps": 1, "validation": {}}}
+    recipe = world.recipe(stages=stages)
+    assert world.train(recipe.model_copy(update={"format": make_format("r1_zero")})) == 0
+    told = [text for text in world.said() if "was trained under the instruction of its rows" in text]
+    assert len(told) == 1 and told[0].startswith("stage more ")
