@@ -19,7 +19,8 @@ from lemma.environments.environment import ERROR, Action, Environment, Environme
 PATIENCE, PAUSE = 5.0, 0.1
 FULL = "CAPACITY_REACHED"
 # Errors of an action, after which the session goes on: the policy reads them.
-OF_THE_ACTION = ("VALIDATION_ERROR", "INVALID_JSON", "EXECUTION_ERROR")
+INVALID = {"VALIDATION_ERROR", "INVALID_JSON"}
+OF_THE_ACTION = {*INVALID, "EXECUTION_ERROR"}
 AT_ONCE = 64
 LARGEST = 64 << 20
 
@@ -71,13 +72,15 @@ class OpenEnvSession(Environment):
     def __init__(self, options: OpenEnv):
         self._options, self._socket = options, None
         self._rewards: list[float] = []
+        # To the actions: the code of a refusal, or nothing.
+        self._answers: set[str] = set()
 
     _socket: WebSocket | None
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
         data = {"seed": key(seed, "openenv", problem.id) % 2**31, **self._options.reset_data}
         data |= problem.extra.get("reset", {})
-        self._rewards = []
+        self._rewards, self._answers = [], set()
         try:
             reply = self._connected(data)
         except ServerRefuses as error:
@@ -91,14 +94,18 @@ class OpenEnvSession(Environment):
         try:
             reply = self._asked("step", action, self._options.deadlines.step)
         except ServerRefuses as error:
+            self._answers.add(error.code)
             if error.code in OF_THE_ACTION:
                 return Observation(f"{ERROR}{error}")
             raise WorldGone(f"the OpenEnv server failed: {error.code}: {error}") from None
+        self._answers.add("")
         if reply.get("reward") is not None:
             self._rewards.append(float(reply["reward"]))
         return Observation(self._options.shown(reply.get("observation")), bool(reply.get("done")))
 
     def score(self) -> Outcome:
+        if self._answers and self._answers <= INVALID:
+            return Outcome(0.0, False, "the OpenEnv server took no action for valid")
         if not self._rewards:
             return Outcome(None, None, "the OpenEnv server gave no reward")
         reward = sum(self._rewards) if self._options.reward == "sum" else self._rewards[-1]

@@ -147,12 +147,14 @@ def test_what_is_wrong_with_an_action_is_told_and_the_episode_goes_on(url: str) 
     world = OpenEnv(url=url).make()
     world.reset(Problem((), id="p"), 0)
     assert world.step(Said("break")).text == "error: broken on purpose"
+    assert world.score().reward is None, "the server's own trouble"
     assert not world.step(Said("long")).done
     world.close()
     wrong = OpenEnv(url=url, action="guess", turns=2)
     world = wrong.make()
     world.reset(Problem((), id="p"), 0)
     assert "message: Field required" in world.step(Said("1")).text
+    assert (world.score().reward, world.score().success) == (0.0, False), "no valid action is a failure"
     world.close()
     world = OpenEnv(url=url, reset_data={"low": "bad seed"}).make()
     with pytest.raises(WorldGone, match="bad seed"):
