@@ -51,6 +51,7 @@ def owner() -> Iterator[VllmServerEngine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "vllm-cache"))
         patch.setenv("TORCH_COMPILE_DISABLE", "1")  # on a CPU vLLM calls g++ in every process
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process less for each server
         patch.setenv(KEY_VARIABLE, KEY)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(weight_files, "BUCKET_BYTES", 50_000)
