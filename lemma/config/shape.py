@@ -27,16 +27,23 @@ class Choice:
 
     A mapping names its class under the key `by`; a bare word stands for a mapping with that name and nothing else.
     A plain dictionary is all there is; a `Registry` also takes `path.py:Name` and what other packages install.
-    Where such values stand in a mapping, `implied` says what a key alone tells: the class, and perhaps more.
+    Where such values stand in a mapping, `implied` says what a key alone tells: the class, and perhaps more. A word or
+    a mapping that may mean something of the user's own goes through `as_options` first.
     """
 
     def __init__(
-        self, registry: Mapping[str, type[Options]], by: str, implied: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        registry: Mapping[str, type[Options]],
+        by: str,
+        implied: Mapping[str, Mapping[str, Any]] | None = None,
+        as_options: Callable[[str | Mapping[str, Any]], dict[str, Any]] | None = None,
     ):
-        self.registry, self.by, self.implied = registry, by, dict(implied or {})
+        self.registry, self.by, self.implied, self.as_options = registry, by, dict(implied or {}), as_options
 
     def expand(self, value: Any, key: Any = None) -> Any:
         """The value as a mapping that names its class, as far as it can be told."""
+        if self.as_options is not None:
+            return self.as_options(value) if isinstance(value, str | dict) else value
         if isinstance(value, str):
             return {self.by: value}
         told = {self.by: key} if key in self.registry else copy.deepcopy(self.implied.get(str(key), {}))

@@ -121,7 +121,7 @@ def check_python() -> HealthFinding:
 def check_memory() -> HealthFinding:
     import psutil
 
-    from lemma.core.host_memory import host_memory
+    from lemma.models.fitting import host_memory
 
     memory, allowed = psutil.virtual_memory(), host_memory()
     limit = f", and a limit of {allowed / GIB:.1f} GiB here" if allowed < memory.total else ""

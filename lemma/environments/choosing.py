@@ -15,15 +15,8 @@ from lemma.core.errors import UserError
 from lemma.environments import ENVIRONMENTS, EnvironmentOptions, as_options
 
 
-class EnvironmentChoice(Choice):
-    """An environment by name, or your own class as `path.py:Name`."""
-
-    def expand(self, value: Any, key: Any = None) -> Any:
-        return as_options(value) if isinstance(value, str | dict) else value
-
-
 class _Chosen(Options):
-    environment: Annotated[EnvironmentOptions, EnvironmentChoice(ENVIRONMENTS, by="name")]
+    environment: Annotated[EnvironmentOptions, Choice(ENVIRONMENTS, by="name", as_options=as_options)]
 
 
 def find_environment(spec: str | Mapping[str, Any] | EnvironmentOptions) -> EnvironmentOptions:

@@ -12,9 +12,8 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from lemma.core.errors import UserError
-from lemma.core.host_memory import host_memory
 from lemma.data.sources import check_files
-from lemma.models.fitting import Fit, fit_memory, guess_shape, in_gib
+from lemma.models.fitting import Fit, fit_memory, guess_shape, host_memory, in_gib
 from lemma.models.memory import GIB
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve

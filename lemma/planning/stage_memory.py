@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.host_memory import host_memory
 from lemma.learning.learning_options import MOMENTS
-from lemma.models.fitting import BUDGETS, GPU_BUDGETS, LEAST_BUDGET, host_budget
+from lemma.models.fitting import BUDGETS, GPU_BUDGETS, LEAST_BUDGET, host_budget, host_memory
 from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, plan_speaker
 from lemma.models.model_options import ModelOptions, Precision
 from lemma.models.places import find_gguf

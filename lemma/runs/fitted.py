@@ -10,14 +10,13 @@ import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.files import from_json
-from lemma.core.host_memory import host_memory
 from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, speakers, world_size
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.native.engine import BLOCK
 from lemma.engines.native.sizes import bytes_per_token
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, OptimOptions
 from lemma.learning.optimiser import Split
-from lemma.models.fitting import fit_update, host_budget
+from lemma.models.fitting import fit_update, host_budget, host_memory
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision

@@ -15,9 +15,10 @@ from lemma.core.errors import nearest
 from lemma.data.data_options import DataOptions, ValidationOptions
 from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
 from lemma.environments import ENVIRONMENTS, EnvironmentOptions, SingleTurn
-from lemma.environments.choosing import EnvironmentChoice
+from lemma.environments import as_options as environment_options
 from lemma.learning.learning_options import BudgetOptions, check_rate
-from lemma.rewards import REWARDS, Reward, as_options
+from lemma.rewards import REWARDS, Reward
+from lemma.rewards import as_options as reward_options
 from lemma.rewards.combine import labels
 from lemma.runs.run_options import BOTH_LENGTHS, StageOptions
 from lemma.stages.reference_options import ReferenceModelOptions
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
 
 # Far above what anybody trains on: more is a slip of the keyboard.
 MOST_SAMPLES, MOST_TOKENS = 10**6, 10**8
-
-
-class RewardChoice(Choice):
-    """A reward by name, or your own class or function as `path.py:Name`."""
-
-    def expand(self, value: Any, key: Any = None) -> Any:
-        return as_options(value) if isinstance(value, str | dict) else value
 
 
 def _accuracy() -> list[Reward]:
@@ -116,9 +110,11 @@ class ReinforcementOptions(StageOptions):
     validation: ValidationOptions = ValidationOptions()
     """Held-out problems, evaluated like a benchmark called `validation`: at the start, every `every` steps, and at the
     end."""
-    rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
+    rewards: list[Annotated[Reward, Choice(REWARDS, by="name", as_options=reward_options)]] = Field(
+        default_factory=_accuracy, min_length=1
+    )
     """What completions are worth: names, mappings with name and options, or `path.py:Name`, a class or a function."""
-    environment: Annotated[EnvironmentOptions, EnvironmentChoice(ENVIRONMENTS, by="name")] = Field(
+    environment: Annotated[EnvironmentOptions, Choice(ENVIRONMENTS, by="name", as_options=environment_options)] = Field(
         default_factory=SingleTurn
     )
     """What replies between the turns of an episode: a name, or a mapping with name and options. Default: nothing, so a

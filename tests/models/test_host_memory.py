@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lemma.core.host_memory import host_memory, memory_limit
+from lemma.models.fitting import host_memory, memory_limit
 
 GIB = 2**30
 UNLIMITED = 9223372036854771712
@@ -51,5 +51,5 @@ def test_a_machine_without_control_groups_has_no_limit(tmp_path: Path) -> None:
 def test_a_limit_above_what_the_machine_has_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     total = psutil.virtual_memory().total
     for limit, found in ((None, total), (UNLIMITED, total), (GIB, min(GIB, total))):
-        monkeypatch.setattr("lemma.core.host_memory.memory_limit", lambda limit=limit: limit)
+        monkeypatch.setattr("lemma.models.fitting.memory_limit", lambda limit=limit: limit)
         assert host_memory() == found
