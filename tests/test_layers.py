@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "lemma").rglob("*.py"))
 
-# From the ground up. Rooms on one floor do not know each other, except where they are named in NEIGHBOURS.
+# From the ground up. Packages of one level do not know each other, except where they are named in NEIGHBOURS.
 LAYERS = [
     {"core"},
     {"children"},

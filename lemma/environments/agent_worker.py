@@ -20,7 +20,7 @@ from lemma.children.child_main import Channel
 from lemma.config.registry import file_of, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome, Problem
-from lemma.environments.room import problem_from
+from lemma.environments.env_server import problem_from
 
 LONGEST_REASON = 500
 

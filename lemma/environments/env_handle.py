@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lemma.core.types import Message, Outcome, Problem
+from lemma.environments.env_server import Call
 from lemma.environments.environment import Action, Observation
-from lemma.environments.room import Call
 from lemma.environments.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class EnvHandle:
 class Flight:
     """A call that was sent: when, and the deadline of its answer."""
 
-    held: EnvHandle
+    handle: EnvHandle
     began: float
     deadline: float
     replays: bool

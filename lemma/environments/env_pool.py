@@ -21,8 +21,8 @@ from typing import Any
 from lemma.core.errors import LemmaWarning, UserError, warn
 from lemma.core.types import Problem
 from lemma.environments.env_handle import GRACE_SECONDS, EnvFailure, EnvHandle, EnvWorker, Flight
+from lemma.environments.env_server import CLOSE_SECONDS, Call, EnvAnswer, EnvOrder, EnvServer, Opening
 from lemma.environments.environment import EnvironmentOptions, Observation
-from lemma.environments.room import CLOSE_SECONDS, Call, Opening, Room, WorldAnswer, WorldOrder
 from lemma.environments.worker_process import WorkerLost, WorkerProcess
 
 START_SECONDS = 120.0
@@ -44,7 +44,7 @@ class EnvPool:
         self._at_once = options.calls_at_once if options.workers else 1
         self._count = 0
         self._homes: list[EnvWorker] = []
-        self._room = Room(options)
+        self._server = EnvServer(options)
         self._failed_starts = 0
         self._looked = time.monotonic()
         self._grace = GRACE_SECONDS if options.keeps_time else 0.0
@@ -59,19 +59,19 @@ class EnvPool:
         self._count += 1
         return EnvHandle(self, self._count, problem, seed)
 
-    def call(self, held: EnvHandle, call: Call) -> asyncio.Future[Any]:
-        held.result = asyncio.get_running_loop().create_future()
-        self._ask(held, call)
-        return held.result
+    def call(self, handle: EnvHandle, call: Call) -> asyncio.Future[Any]:
+        handle.result = asyncio.get_running_loop().create_future()
+        self._ask(handle, call)
+        return handle.result
 
-    def leave(self, held: EnvHandle) -> None:
-        if held.is_left:
+    def leave(self, handle: EnvHandle) -> None:
+        if handle.is_left:
             return
-        held.is_left = True
-        if held.result is not None and not held.result.done():
-            held.result.cancel()
-        if held.call is None and held.home is not None:
-            self._ask(held, "close")
+        handle.is_left = True
+        if handle.result is not None and not handle.result.done():
+            handle.result.cancel()
+        if handle.call is None and handle.home is not None:
+            self._ask(handle, "close")
 
     def poll(self) -> None:
         """Send what can be sent, and take the answers that are there; waits for nothing."""
@@ -91,14 +91,14 @@ class EnvPool:
 
     # --- sending -------------------------------------------------------------------------------------------------
 
-    def _ask(self, held: EnvHandle, call: Call) -> None:
-        assert held.call is None, "one call at a time"
-        held.call, held.breaks, held.lost_replays = call, 0, 0
-        self._enqueue(held)
+    def _ask(self, handle: EnvHandle, call: Call) -> None:
+        assert handle.call is None, "one call at a time"
+        handle.call, handle.breaks, handle.lost_replays = call, 0, 0
+        self._enqueue(handle)
 
-    def _enqueue(self, held: EnvHandle) -> None:
-        home = held.home if held.home is not None else self._choose()
-        home.queue.append(held)
+    def _enqueue(self, handle: EnvHandle) -> None:
+        home = handle.home if handle.home is not None else self._choose()
+        home.queue.append(handle)
         self._send(home)
 
     def _choose(self) -> EnvWorker:
@@ -121,31 +121,31 @@ class EnvPool:
     def _send(self, home: EnvWorker) -> None:
         """Send only what the worker can start immediately, so that deadlines count from now."""
         while home.queue and home.is_ready and len(home.flights) < self._at_once:
-            held = home.queue[0]
-            alone = held.is_alone or any(flight.held.is_alone for flight in home.flights.values())
+            handle = home.queue[0]
+            alone = handle.is_alone or any(flight.handle.is_alone for flight in home.flights.values())
             if alone and home.flights:
                 return
             home.queue.popleft()
-            self._dispatch(home, held)
+            self._dispatch(home, handle)
 
-    def _dispatch(self, home: EnvWorker, held: EnvHandle) -> None:
-        call, now = held.call, time.monotonic()
+    def _dispatch(self, home: EnvWorker, handle: EnvHandle) -> None:
+        call, now = handle.call, time.monotonic()
         assert call is not None
         opening = None
         seconds = CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call)
-        if held.home is not home:
-            opening = Opening(held.problem, held.seed, tuple(held.said))
+        if handle.home is not home:
+            opening = Opening(handle.problem, handle.seed, tuple(handle.said))
             if call != "reset":
-                seconds = self._deadlines.reset + self._deadlines.step * len(held.said)
+                seconds = self._deadlines.reset + self._deadlines.step * len(handle.said)
                 self.replayed += 1
-            held.home = home
-            home.holds[held.number] = held
+            handle.home = home
+            home.holds[handle.number] = handle
         seconds += self._grace
         replays = opening is not None and call != "reset"
-        home.flights[held.number] = Flight(held, now, now + seconds, replays)
-        order = WorldOrder(held.number, call, held.saying if call == "step" else None, opening)
+        home.flights[handle.number] = Flight(handle, now, now + seconds, replays)
+        order = EnvOrder(handle.number, call, handle.saying if call == "step" else None, opening)
         if home.worker is None:
-            self._room.perform(order, lambda answer: self._hear(home, answer))
+            self._server.perform(order, lambda answer: self._hear(home, answer))
         else:
             try:
                 home.worker.send(order)
@@ -204,63 +204,63 @@ class EnvPool:
             if home.is_ready:
                 self._failed_starts = 0
 
-    def _hear(self, home: EnvWorker, answer: WorldAnswer) -> None:
-        flight = home.flights.get(answer.world)
+    def _hear(self, home: EnvWorker, answer: EnvAnswer) -> None:
+        flight = home.flights.get(answer.env)
         if flight is None:
             return
-        held = flight.held
+        handle = flight.handle
         if answer.kind == "replayed":
             self._compare(home, flight, answer.value)
             return
-        del home.flights[held.number]
-        held.seconds += answer.seconds
-        call, held.call = held.call, None
+        del home.flights[handle.number]
+        handle.seconds += answer.seconds
+        call, handle.call = handle.call, None
         if answer.kind == "given":
             if call == "step":
-                assert held.saying is not None
-                held.said.append(held.saying)
-                held.heard.append(answer.value)
+                assert handle.saying is not None
+                handle.said.append(handle.saying)
+                handle.heard.append(answer.value)
             if call == "close":
-                self._forget(home, held)
-            held.is_alone = False
-            self._finish(held, call, answer.value)
+                self._forget(home, handle)
+            handle.is_alone = False
+            self._finish(handle, call, answer.value)
             return
-        self._forget(home, held)
+        self._forget(home, handle)
         if answer.kind in ("wrong", "refused"):
             raise UserError(answer.value, fix=_FIX if answer.kind == "wrong" else None)
         if answer.kind == "gone":
-            held.call = call
-            self._broke(held, answer.value, in_replay=flight.replays)
+            handle.call = call
+            self._broke(handle, answer.value, in_replay=flight.replays)
         else:
-            self._finish(held, call, EnvFailure(f"the environment failed: {answer.value}"))
+            self._finish(handle, call, EnvFailure(f"the environment failed: {answer.value}"))
 
     def _compare(self, home: EnvWorker, flight: Flight, heard: tuple[Observation, ...]) -> None:
         """Check the replies of a replayed world; the call itself follows, with its own deadline."""
-        held = flight.held
-        call = held.call
-        if list(heard) == held.heard and call is not None:
+        handle = flight.handle
+        call = handle.call
+        if list(heard) == handle.heard and call is not None:
             flight.replays = False
             seconds = CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call)
             flight.began = time.monotonic()
             flight.deadline = flight.began + seconds + self._grace
             return
         # The answer to the call itself comes from a diverged world: wait for it and drop it.
-        stray = replace(held, is_left=True)
-        flight.held = home.holds[held.number] = stray
+        stray = replace(handle, is_left=True)
+        flight.handle = home.holds[handle.number] = stray
         flight.replays, flight.deadline = False, time.monotonic() + max(self._deadlines.step, self._deadlines.score)
         self._count += 1
-        held.number, held.home, held.call = self._count, None, None
-        self._finish(held, call, EnvFailure("the environment answered differently when it was played again"))
+        handle.number, handle.home, handle.call = self._count, None, None
+        self._finish(handle, call, EnvFailure("the environment answered differently when it was played again"))
 
-    def _finish(self, held: EnvHandle, call: Call | None, value: Any) -> None:
-        if held.is_left and call != "close":
-            if held.home is not None:
-                self._ask(held, "close")
-        elif held.result is not None and not held.result.done():
+    def _finish(self, handle: EnvHandle, call: Call | None, value: Any) -> None:
+        if handle.is_left and call != "close":
+            if handle.home is not None:
+                self._ask(handle, "close")
+        elif handle.result is not None and not handle.result.done():
             if isinstance(value, EnvFailure):
-                held.result.set_exception(value)
+                handle.result.set_exception(value)
             else:
-                held.result.set_result(value)
+                handle.result.set_result(value)
 
     # --- failures ------------------------------------------------------------------------------------------------
 
@@ -278,64 +278,64 @@ class EnvPool:
         """Drop a worker. If it died, any of its running calls may be the cause, so each is retried alone."""
         assert home.worker is not None
         self._homes.remove(home)
-        for handle in (home.worker.hearing, home.worker.sending):
-            if handle in self._selector.get_map():
-                self._selector.unregister(handle)
+        for channel in (home.worker.hearing, home.worker.sending):
+            if channel in self._selector.get_map():
+                self._selector.unregister(channel)
         home.worker.end()
         flights, queue = list(home.flights.values()), list(home.queue)
         home.queue.clear()
-        for held in home.holds.values():
-            held.home = None
+        for handle in home.holds.values():
+            handle.home = None
         self.lost += 1
         if not home.is_ready:
             self._failed_starts += 1
             if self._failed_starts >= STARTS:
                 name = self._options.name
                 raise UserError(f"workers of environment {name} do not start ({why})", fix="`workers: 0` shows more")
-        elif any(flight.held.call != "close" for flight in flights) or len(home.holds) > len(flights):
+        elif any(flight.handle.call != "close" for flight in flights) or len(home.holds) > len(flights):
             text = f"a worker of environment {self._options.name} was lost ({why}) and is replaced"
             warn(f"{text}; {len(home.holds)} episodes are played again")
         for flight in flights:
-            held = flight.held
-            held.seconds += time.monotonic() - flight.began
-            if held.call == "close":
-                held.call = None
-                self._finish(held, "close", None)
-            elif late is None or held.number in late:
-                held.is_alone = True
-                self._broke(held, why, in_replay=flight.replays)
+            handle = flight.handle
+            handle.seconds += time.monotonic() - flight.began
+            if handle.call == "close":
+                handle.call = None
+                self._finish(handle, "close", None)
+            elif late is None or handle.number in late:
+                handle.is_alone = True
+                self._broke(handle, why, in_replay=flight.replays)
             else:
-                self._enqueue(held)
-        for held in queue:
-            if held.call == "close":
-                held.call = None
-                self._finish(held, "close", None)
+                self._enqueue(handle)
+        for handle in queue:
+            if handle.call == "close":
+                handle.call = None
+                self._finish(handle, "close", None)
             else:
-                self._enqueue(held)
+                self._enqueue(handle)
 
-    def _broke(self, held: EnvHandle, why: str, in_replay: bool) -> None:
+    def _broke(self, handle: EnvHandle, why: str, in_replay: bool) -> None:
         """A call broke its world: one more try in a fresh one, or a failure if it was the last try."""
-        call = held.call
-        if held.is_left:
-            held.call = None
+        call = handle.call
+        if handle.is_left:
+            handle.call = None
             return
-        held.lost_replays += in_replay
-        held.breaks += not in_replay
-        if max(held.breaks, held.lost_replays) < TRIES:
-            self._enqueue(held)
+        handle.lost_replays += in_replay
+        handle.breaks += not in_replay
+        if max(handle.breaks, handle.lost_replays) < TRIES:
+            self._enqueue(handle)
             return
-        held.call = None
+        handle.call = None
         if in_replay:
-            self._finish(held, call, EnvFailure(f"the environment broke when it was played again: {why}"))
+            self._finish(handle, call, EnvFailure(f"the environment broke when it was played again: {why}"))
         elif call == "step":
-            self._finish(held, call, EnvFailure(f"limit: the same action broke the environment twice ({why})", True))
+            self._finish(handle, call, EnvFailure(f"limit: the same action broke the environment twice ({why})", True))
         else:
-            self._finish(held, call, EnvFailure(f"`{call}` broke the environment twice: {why}"))
+            self._finish(handle, call, EnvFailure(f"`{call}` broke the environment twice: {why}"))
 
-    def _forget(self, home: EnvWorker, held: EnvHandle) -> None:
+    def _forget(self, home: EnvWorker, handle: EnvHandle) -> None:
         """The world no longer exists."""
-        home.holds.pop(held.number, None)
-        held.home = None
+        home.holds.pop(handle.number, None)
+        handle.home = None
 
     # --- ending --------------------------------------------------------------------------------------------------
 
@@ -345,11 +345,11 @@ class EnvPool:
             return
         _shared.pop(self._key, None)
         for home in self._homes:
-            for held in [*home.holds.values(), *home.queue]:
-                if held.call is not None and held in home.queue:
-                    home.queue.remove(held)
-                    held.call = None
-                self.leave(held)
+            for handle in [*home.holds.values(), *home.queue]:
+                if handle.call is not None and handle in home.queue:
+                    home.queue.remove(handle)
+                    handle.call = None
+                self.leave(handle)
         until = time.monotonic() + LAST_SECONDS
         while any(home.queue or home.flights for home in self._homes) and time.monotonic() < until:
             with warnings.catch_warnings():
@@ -361,7 +361,7 @@ class EnvPool:
             if home.worker is not None:
                 home.worker.end()
         self._homes = []
-        self._room.close()
+        self._server.close()
 
     def _after_fork(self) -> None:
         for home in self._homes:
@@ -384,13 +384,13 @@ _shared: dict[str, EnvPool] = {}
 
 
 def _close_all() -> None:
-    for worlds in list(_all):
-        worlds.close()
+    for pool in list(_all):
+        pool.close()
 
 
 def _after_fork_in_child() -> None:
-    for worlds in list(_all):
-        worlds._after_fork()
+    for pool in list(_all):
+        pool._after_fork()
     _shared.clear()
 
 

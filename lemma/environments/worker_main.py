@@ -10,8 +10,8 @@ from typing import Any
 
 from lemma.children.child_main import Channel
 from lemma.environments import ENVIRONMENTS
+from lemma.environments.env_server import EnvOrder, EnvServer, order_from
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.room import Room, WorldOrder, order_from
 
 
 def make_options(row: dict[str, Any]) -> EnvironmentOptions:
@@ -29,11 +29,11 @@ def serve(channel: Channel) -> None:
     first = channel.receive()
     if first is None:
         return
-    room = Room(make_options(first), is_worker=True)
+    server = EnvServer(make_options(first), is_worker=True)
     channel.send({"ready": os.getpid()})
 
-    def perform(order: WorldOrder) -> None:
-        room.perform(order, lambda answer: channel.send(asdict(answer)))
+    def perform(order: EnvOrder) -> None:
+        server.perform(order, lambda answer: channel.send(asdict(answer)))
 
     threads = ThreadPoolExecutor(first["at_once"]) if first["at_once"] > 1 else None
     while (row := channel.receive()) is not None:
@@ -42,4 +42,4 @@ def serve(channel: Channel) -> None:
             perform(order)
         else:
             threads.submit(perform, order)
-    room.close()
+    server.close()

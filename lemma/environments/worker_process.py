@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from lemma.children import ChildGone, PythonChild
 from lemma.children.child_frames import pack
+from lemma.environments.env_server import EnvAnswer, EnvOrder, answer_from
 from lemma.environments.environment import EnvironmentOptions
-from lemma.environments.room import WorldAnswer, WorldOrder, answer_from
 
 WorkerLost = ChildGone
 
@@ -30,10 +30,10 @@ class WorkerProcess(PythonChild):
             }
         )
 
-    def send(self, order: WorldOrder) -> None:
+    def send(self, order: EnvOrder) -> None:
         super().send(asdict(order))
 
-    def read(self) -> Iterator[WorldAnswer]:
+    def read(self) -> Iterator[EnvAnswer]:
         """The answers that have arrived."""
         try:
             yield from map(answer_from, super().read())

@@ -33,7 +33,7 @@ from lemma.runs.stopping import Stopped, StopSignal
 
 
 class RecipeLike(Protocol):
-    """What a run needs of a recipe, which is defined in a higher room."""
+    """What a run needs of a recipe, which is defined in a higher package."""
 
     @property
     def run(self) -> RunOptions: ...

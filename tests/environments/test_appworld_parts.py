@@ -28,8 +28,8 @@ from lemma.environments.confined.syscall_filter import (
 )
 from lemma.plugins.appworld.agents import Agent, code_of, heard
 from lemma.plugins.appworld.runner_client import RunnerSettings, connect, stop_all
-from lemma.plugins.appworld.task_worth import Tests as Found
-from lemma.plugins.appworld.task_worth import goal_completion, outcome
+from lemma.plugins.appworld.task_reward import Tests as Found
+from lemma.plugins.appworld.task_reward import goal_completion, outcome
 
 
 @pytest.mark.parametrize(

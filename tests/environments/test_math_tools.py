@@ -26,8 +26,8 @@ from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Request, Sampling
 from lemma.environments import Action, Observation
 from lemma.environments.calculator import calculator
+from lemma.environments.env_server import EnvAnswer, EnvOrder, Opening, answer_from, order_from
 from lemma.environments.python_tool import PythonTools
-from lemma.environments.room import Opening, WorldAnswer, WorldOrder, answer_from, order_from
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
@@ -355,7 +355,7 @@ def test_the_grader_judges_the_last_turn() -> None:
 def test_calls_and_results_travel_to_workers_and_back() -> None:
     said = Action("x", "length", "y = 1", ({"name": "python", "arguments": {"code": "é"}}, {"error": "no"}), "7")
     problem = Problem((Message("user", "?", {"name": "eva"}),), ("5",), id="p", choices=("a", "b"))
-    for order in (WorldOrder(1, "step", said), WorldOrder(1, "reset", None, Opening(problem, 3, (said,)))):
+    for order in (EnvOrder(1, "step", said), EnvOrder(1, "reset", None, Opening(problem, 3, (said,)))):
         (row,) = unpack(bytearray(pack(asdict(order))))
         assert order_from(row) == order
     reply, message = Observation("a\nb", results=("a", "b")), Message("user", "hm", {"k": [1]})
@@ -363,6 +363,6 @@ def test_calls_and_results_travel_to_workers_and_back() -> None:
         ("given", reply), ("given", Outcome(1.0, True)), ("given", (message,)), ("given", ()),
         ("replayed", (reply, reply)), ("error", "why"),
     ]:  # fmt: skip
-        answer = WorldAnswer(1, kind, value, 0.5)
+        answer = EnvAnswer(1, kind, value, 0.5)
         (row,) = unpack(bytearray(pack(asdict(answer))))
         assert answer_from(row) == answer

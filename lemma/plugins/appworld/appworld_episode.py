@@ -10,7 +10,7 @@ from lemma.environments.environment import Action, Environment, Observation, Wor
 from lemma.plugins.appworld.agents import NO_CODE, code_of, heard, rebuilt_prompt
 from lemma.plugins.appworld.appworld_tasks import load_task
 from lemma.plugins.appworld.runner_client import OPEN_SECONDS, RemoteWorld
-from lemma.plugins.appworld.task_worth import outcome, tests_of
+from lemma.plugins.appworld.task_reward import outcome, tests_of
 
 if TYPE_CHECKING:
     from lemma.plugins.appworld.appworld_options import AppWorldOptions

@@ -16,7 +16,7 @@ from lemma.plugins.appworld.agents import Agent, first_prompt
 from lemma.plugins.appworld.appworld_episode import GRACE_SECONDS, JUDGE_SECONDS, TASK, AppWorldEpisode
 from lemma.plugins.appworld.appworld_tasks import AppTask, check_data, load_split
 from lemma.plugins.appworld.runner_client import OPEN_SECONDS, START_SECONDS, RunnerSettings, begin
-from lemma.plugins.appworld.task_worth import Worth, goal_completion
+from lemma.plugins.appworld.task_reward import RewardKind, goal_completion
 
 
 class AppWorldOptions(EnvironmentOptions):
@@ -33,7 +33,7 @@ class AppWorldOptions(EnvironmentOptions):
     so far, answered in <think> and <code>."""
     history: int | None = Field(None, ge=1)
     """How many of the most recent steps the rebuilt prompt shows. Default: all."""
-    reward: Worth = "tests"
+    reward: RewardKind = "tests"
     """tests: 1 for a success, otherwise the share of tests passed, 0 if the agent did not mark the task as complete.
     success: 1 or 0. compat: 10 for marking the task as complete, right or wrong, as the public PPO system does."""
     pay_for_nothing: bool = False

@@ -28,7 +28,7 @@ from lemma.plugins.foreign_configs.foreign_mapping import Mapped, Place
 # The key of `batch` that counts the examples of a step, by the kind of a stage.
 STEP_KEYS = {"supervised": "sequences", "preference": "examples"}
 OF_STAGES = ("optim", "batch")
-ROOMS: Mapping[str, type[Options]] = {"optim": OptimOptions, "cluster": ClusterOptions, "model": ModelOptions}
+SECTIONS: Mapping[str, type[Options]] = {"optim": OptimOptions, "cluster": ClusterOptions, "model": ModelOptions}
 ACCELERATE_KEYS = {"distributed_type", "compute_environment", "num_processes"}
 DEEPSPEED_KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}
 
@@ -55,12 +55,12 @@ class ForeignConfig:
 
     def _differences(self, recipe: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         differences = {}
-        for (room, key), theirs in self.values.items():
-            for place, block, name in _blocks(recipe, room, key, lambda name, stage: stage.get("kind")):
+        for (section, key), theirs in self.values.items():
+            for place, block, name in _blocks(recipe, section, key, lambda name, stage: stage.get("kind")):
                 mine = block.get(name)
                 if mine is not None and _plain(mine) != _plain(theirs):
                     differences[f"{place}.{name}"] = (mine, theirs)
-            if room == "batch" and not any(stage.get("kind") in STEP_KEYS for stage in recipe["stages"].values()):
+            if section == "batch" and not any(stage.get("kind") in STEP_KEYS for stage in recipe["stages"].values()):
                 differences["stages"] = ("reinforcement learning counts problems", f"{theirs} examples a step")
         return differences
 
@@ -103,8 +103,8 @@ def read_foreign(path: str) -> ForeignConfig:
 def _check(mapped: Mapped) -> None:
     """Refuse, in the words of the file, what the options do not take."""
     for place, value in mapped.values.items():
-        room, key = place
-        kind = ROOMS.get(room)
+        section, key = place
+        kind = SECTIONS.get(section)
         try:
             if kind is not None:
                 load_values(kind, {key: value})
@@ -169,10 +169,10 @@ def fill(data: dict[str, Any], kind_of: Callable[[str, Any], Any]) -> dict[str, 
     if not isinstance(path, str) or not path:
         return data
     data = {**data, "stages": _copied(data.get("stages"))}
-    for (room, key), value in read_foreign(path).values.items():
-        if room not in OF_STAGES and isinstance(data.setdefault(room, {}), dict):
-            data[room] = dict(data[room])
-        for _, block, name in _blocks(data, room, key, kind_of):
+    for (section, key), value in read_foreign(path).values.items():
+        if section not in OF_STAGES and isinstance(data.setdefault(section, {}), dict):
+            data[section] = dict(data[section])
+        for _, block, name in _blocks(data, section, key, kind_of):
             block.setdefault(name, value)
     return data
 
@@ -184,24 +184,24 @@ def _copied(stages: Any) -> Any:
     copies = {name: dict(stage) if isinstance(stage, dict) else stage for name, stage in stages.items()}
     for stage in copies.values():
         if isinstance(stage, dict):
-            for room in OF_STAGES:
-                inner = stage.get(room, {})
-                stage[room] = dict(inner) if isinstance(inner, dict) else inner
+            for section in OF_STAGES:
+                inner = stage.get(section, {})
+                stage[section] = dict(inner) if isinstance(inner, dict) else inner
     return copies
 
 
 def _blocks(
-    data: Mapping[str, Any], room: str, key: str, kind_of: Callable[[str, Any], Any]
+    data: Mapping[str, Any], section: str, key: str, kind_of: Callable[[str, Any], Any]
 ) -> list[tuple[str, dict[str, Any], str]]:
     """Where a value stands in a recipe's data: the name of each block, the block, and the key in it."""
-    if room not in OF_STAGES:
-        block = data.get(room)
-        return [(room, block, key)] if isinstance(block, dict) else []
+    if section not in OF_STAGES:
+        block = data.get(section)
+        return [(section, block, key)] if isinstance(block, dict) else []
     stages = data.get("stages")
     blocks = []
     for name, stage in stages.items() if isinstance(stages, dict) else ():
-        inner = stage.get(room) if isinstance(stage, dict) else None
-        own_key = STEP_KEYS.get(kind_of(name, stage)) if room == "batch" and isinstance(stage, dict) else key
+        inner = stage.get(section) if isinstance(stage, dict) else None
+        own_key = STEP_KEYS.get(kind_of(name, stage)) if section == "batch" and isinstance(stage, dict) else key
         if isinstance(inner, dict) and own_key:
-            blocks.append((f"stages.{name}.{room}", inner, own_key))
+            blocks.append((f"stages.{name}.{section}", inner, own_key))
     return blocks

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lemma.core.types import Outcome
 from lemma.environments.environment import Attempt
 
-Worth = Literal["tests", "success", "compat"]
+RewardKind = Literal["tests", "success", "compat"]
 # What the public PPO system pays for a task that its agent calls complete, whatever the tests say.
 COMPLETION = 10.0
 
@@ -38,15 +38,15 @@ class Tests:
         return max(0.0, (self.passed - self.free) / earnable) if earnable else float(self.success)
 
 
-def outcome(tests: Tests, worth: Worth, pay_for_nothing: bool) -> Outcome:
+def outcome(tests: Tests, kind: RewardKind, pay_for_nothing: bool) -> Outcome:
     """The reward and the success of an episode, and a few words about it."""
     ending = "gave up" if tests.gave_up else "completed" if tests.completed else "not completed"
     reason = f"{tests.passed} of {tests.total} tests passed; {ending}"
-    if worth == "compat":
+    if kind == "compat":
         reward = COMPLETION if tests.completed else 0.0
     elif tests.success:
         reward = 1.0
-    elif worth == "success" or not tests.completed:
+    elif kind == "success" or not tests.completed:
         reward = 0.0
     else:
         reward = tests.share if pay_for_nothing else tests.share_earned

@@ -15,13 +15,13 @@ from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Action, Environment, EnvironmentOptions, Observation, WorldGone
 
 Call = Literal["reset", "step", "score", "close"]
-# The kinds of answers to an order: the result of the call; the replies of actions that were replayed first; the world
+# The kinds of answers to an order: the result of the call; the replies of actions that were replayed first; the env
 # is lost; the environment raised; it returned the wrong type; it cannot be made.
 Kind = Literal["given", "replayed", "gone", "error", "wrong", "refused"]
 # Characters kept at either end of a reply, for each token that it may have.
 CHARACTERS = 64
 LONGEST_REASON = 500
-# Time limit for closing a world.
+# Time limit for closing an environment.
 CLOSE_SECONDS = 10.0
 # The same after a call that timed out: the answer must arrive before the worker is taken for lost.
 LATE_CLOSE_SECONDS = 1.0
@@ -29,7 +29,7 @@ LATE_CLOSE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A fresh world, and the turns to replay in it."""
+    """A fresh environment, and the turns to replay in it."""
 
     problem: Problem
     seed: int
@@ -37,20 +37,20 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class WorldOrder:
-    """One call of the environment with this number; with an `opening`, in a fresh world."""
+class EnvOrder:
+    """One call of the environment with this number; with an `opening`, in a fresh one."""
 
-    world: int
+    env: int
     call: Call
     said: Action | None = None
     opening: Opening | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class WorldAnswer:
+class EnvAnswer:
     """The answer to an order. `value` is a sequence of messages or replies, a reply, an outcome, or a sentence."""
 
-    world: int
+    env: int
     kind: Kind
     value: Any = None
     seconds: float = 0.0
@@ -61,127 +61,125 @@ class WrongKind(Exception):
     """An environment returned the wrong type; the message says which."""
 
 
-class Room:
+class EnvServer:
     """The environments of one process, by number."""
 
     def __init__(self, options: EnvironmentOptions, is_worker: bool = False):
         self._options, self._caller, self._deadlines = options, Caller(), options.deadlines
-        self._worlds: dict[int, Environment] = {}
+        self._envs: dict[int, Environment] = {}
         # In a worker only the environment raises; in the trainer these are raised by a signal.
         self._passed: tuple[type[BaseException], ...] = () if is_worker else (KeyboardInterrupt, Interruption)
 
-    def perform(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> None:
-        """Execute an order and report the result. A world that fails is closed and removed."""
+    def perform(self, order: EnvOrder, say: Callable[[EnvAnswer], None]) -> None:
+        """Execute an order and report the result. One that fails is closed and removed."""
         began, is_late = time.monotonic(), False
 
         def replayed(replies: tuple[Observation, ...]) -> None:
             nonlocal began
-            say(WorldAnswer(order.world, "replayed", replies))
+            say(EnvAnswer(order.env, "replayed", replies))
             began = time.monotonic()
 
         try:
             with OutsideCode():
                 value = self._performed(order, replayed)
         except WrongKind as wrong:
-            answer = WorldAnswer(order.world, "wrong", str(wrong))
+            answer = EnvAnswer(order.env, "wrong", str(wrong))
         except UserError as error:
-            answer = WorldAnswer(order.world, "refused", str(error))
+            answer = EnvAnswer(order.env, "refused", str(error))
         except (WorldGone, ConnectionError, TimeoutError) as error:
-            answer, is_late = WorldAnswer(order.world, "gone", _words(error)), isinstance(error, TimeoutError)
+            answer, is_late = EnvAnswer(order.env, "gone", _words(error)), isinstance(error, TimeoutError)
         except self._passed:
             raise
         except BaseException as error:  # noqa: BLE001 (what an environment raises is not the policy's fault)
-            answer = WorldAnswer(order.world, "error", _words(error))
+            answer = EnvAnswer(order.env, "error", _words(error))
         else:
-            say(WorldAnswer(order.world, "given", value, time.monotonic() - began))
+            say(EnvAnswer(order.env, "given", value, time.monotonic() - began))
             return
         seconds = time.monotonic() - began
-        self._leave(order.world, LATE_CLOSE_SECONDS if is_late else CLOSE_SECONDS)
+        self._leave(order.env, LATE_CLOSE_SECONDS if is_late else CLOSE_SECONDS)
         say(replace(answer, seconds=seconds))
 
-    def _performed(self, order: WorldOrder, replayed: Callable[[tuple[Observation, ...]], None]) -> Any:
+    def _performed(self, order: EnvOrder, replayed: Callable[[tuple[Observation, ...]], None]) -> Any:
         if order.call == "close":
-            self._leave(order.world)
+            self._leave(order.env)
             return None
         if order.opening is not None:
-            messages, replies = self._open(order.world, order.opening)
+            messages, replies = self._open(order.env, order.opening)
             if order.call == "reset":
                 return messages
             replayed(replies)
-        world = self._worlds[order.world]
+        env = self._envs[order.env]
         if order.call == "score":
-            return outcome_of(self._caller.call(world.score, seconds=self._deadlines.score), world)
+            return outcome_of(self._caller.call(env.score, seconds=self._deadlines.score), env)
         assert order.call == "step" and order.said is not None
-        return self._reply(world, order.said)
+        return self._reply(env, order.said)
 
     def _open(self, number: int, opening: Opening) -> tuple[tuple[Message, ...], tuple[Observation, ...]]:
         self._leave(number)
-        world = self._worlds[number] = self._options.make()
-        given = self._caller.call(world.reset, opening.problem, opening.seed, seconds=self._deadlines.reset)
-        messages = messages_of(given, world)
-        return messages, tuple(self._reply(world, said) for said in opening.said)
+        env = self._envs[number] = self._options.make()
+        given = self._caller.call(env.reset, opening.problem, opening.seed, seconds=self._deadlines.reset)
+        messages = messages_of(given, env)
+        return messages, tuple(self._reply(env, said) for said in opening.said)
 
-    def _reply(self, world: Environment, said: Action) -> Observation:
-        given = self._caller.call(world.step, said, seconds=self._deadlines.step)
-        return reply_of(given, world, CHARACTERS * self._options.reply_tokens)
+    def _reply(self, env: Environment, said: Action) -> Observation:
+        given = self._caller.call(env.step, said, seconds=self._deadlines.step)
+        return reply_of(given, env, CHARACTERS * self._options.reply_tokens)
 
     def _leave(self, number: int, seconds: float = CLOSE_SECONDS) -> None:
-        """Close a world, if it exists; errors are ignored."""
-        world = self._worlds.pop(number, None)
-        if world is not None:
+        """Close an environment, if it exists; errors are ignored."""
+        env = self._envs.pop(number, None)
+        if env is not None:
             try:
                 with OutsideCode():
-                    self._caller.call(world.close, seconds=seconds)
+                    self._caller.call(env.close, seconds=seconds)
             except self._passed:
                 raise
             except BaseException:  # noqa: BLE001
                 pass
 
     def close(self) -> None:
-        for number in list(self._worlds):
+        for number in list(self._envs):
             self._leave(number)
         self._caller.close()
 
 
-def messages_of(given: Any, world: Environment) -> tuple[Message, ...]:
+def messages_of(given: Any, env: Environment) -> tuple[Message, ...]:
     """The result of `reset`, as messages."""
     if given is None:
         return ()
     if not isinstance(given, Sequence) or not all(isinstance(one, Message) for one in given):
-        raise WrongKind(_wrong(world, given, "a list of Message"))
+        raise WrongKind(_wrong(env, given, "a list of Message"))
     return tuple(Message(one.role, readable(one.content), one.more) for one in given)
 
 
-def reply_of(given: Any, world: Environment, half: int) -> Observation:
+def reply_of(given: Any, env: Environment, half: int) -> Observation:
     """The result of `step`, with valid text that is not much longer than the policy can read."""
     if not isinstance(given, Observation):
-        raise WrongKind(_wrong(world, given, "Observation"))
+        raise WrongKind(_wrong(env, given, "Observation"))
     if not isinstance(given.text, str):
-        raise WrongKind(_wrong(world, given.text, "the text of a Observation"))
+        raise WrongKind(_wrong(env, given.text, "the text of an Observation"))
     if not isinstance(given.results, list | tuple):
-        raise WrongKind(_wrong(world, given.results, "a list of results in a Observation"))
+        raise WrongKind(_wrong(env, given.results, "a list of results in an Observation"))
     results = tuple(readable(_ends(str(one), half)) for one in given.results)
     prompt = None if given.prompt is None else readable(str(given.prompt))
-    return Observation(
-        readable(_ends(given.text, half)), bool(given.done), _number(given.reward, world), prompt, results
-    )
+    return Observation(readable(_ends(given.text, half)), bool(given.done), _number(given.reward, env), prompt, results)
 
 
-def outcome_of(given: Any, world: Environment) -> Outcome:
+def outcome_of(given: Any, env: Environment) -> Outcome:
     """The result of `score`. A reward that is not finite is an error."""
     if not isinstance(given, Outcome):
-        raise WrongKind(_wrong(world, given, "Outcome"))
+        raise WrongKind(_wrong(env, given, "Outcome"))
     success = None if given.success is None else bool(given.success)
-    return Outcome(_number(given.reward, world), success, readable(str(given.reason)))
+    return Outcome(_number(given.reward, env), success, readable(str(given.reason)))
 
 
-def _number(given: Any, world: Environment) -> float | None:
+def _number(given: Any, env: Environment) -> float | None:
     if given is None:
         return None
     try:
         number = float(given)
     except (TypeError, ValueError):
-        raise WrongKind(_wrong(world, given, "a number as the reward")) from None
+        raise WrongKind(_wrong(env, given, "a number as the reward")) from None
     if not math.isfinite(number):
         raise ValueError(f"the reward is {number}")
     return number
@@ -196,29 +194,29 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _wrong(world: Environment, given: Any, wanted: str) -> str:
-    return f"the environment {type(world).__name__} gave {type(given).__name__} where {wanted} is wanted"
+def _wrong(env: Environment, given: Any, wanted: str) -> str:
+    return f"the environment {type(env).__name__} gave {type(given).__name__} where {wanted} is wanted"
 
 
 def _words(error: BaseException) -> str:
     return readable(f"{type(error).__name__}: {error}")[:LONGEST_REASON]
 
 
-def order_from(row: Mapping[str, Any]) -> WorldOrder:
+def order_from(row: Mapping[str, Any]) -> EnvOrder:
     said, opening = row["said"], row["opening"]
     if opening is not None:
         turns = tuple(map(_action, opening["said"]))
         opening = Opening(problem_from(opening["problem"]), opening["seed"], turns)
-    return WorldOrder(row["world"], row["call"], None if said is None else _action(said), opening)
+    return EnvOrder(row["env"], row["call"], None if said is None else _action(said), opening)
 
 
-def answer_from(row: Mapping[str, Any]) -> WorldAnswer:
+def answer_from(row: Mapping[str, Any]) -> EnvAnswer:
     value = row["value"]
     if isinstance(value, list):
         value = tuple(_reply(one) if row["kind"] == "replayed" else Message(**one) for one in value)
     elif isinstance(value, dict):
         value = _reply(value) if "text" in value else Outcome(**value)
-    return WorldAnswer(row["world"], row["kind"], value, row["seconds"])
+    return EnvAnswer(row["env"], row["kind"], value, row["seconds"])
 
 
 def problem_from(row: Mapping[str, Any]) -> Problem:
