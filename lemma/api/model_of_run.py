@@ -17,9 +17,9 @@ def format_of_model(model: str, tokenizer: Any) -> dict[str, Any] | None:
     """The format of the run that a model is or lies in, else the one whose chat template its tokenizer has."""
     from lemma.formats import FORMATS, make_format
 
-    folder, recipe = _run_of(model), recipe_of_model(model)
-    if folder is not None and recipe is not None:
-        spec = recipe.format.model_dump(mode="json")
+    folder = _run_of(model)
+    if folder is not None:
+        spec = make_format(_format_in(folder / "recipe.yaml")).model_dump(mode="json")
         system = _trained_system(model, folder)
         return spec if system is None else {**spec, "system": system}
     template = getattr(tokenizer, "chat_template", None)
@@ -28,6 +28,15 @@ def format_of_model(model: str, tokenizer: Any) -> dict[str, Any] | None:
             if make_format(options).template_for(tokenizer) == template:
                 return options
     return None
+
+
+def _format_in(recipe: Path) -> str | dict[str, Any]:
+    """What a recipe says about the format; nothing else of it matters here."""
+    from lemma.config.document import read
+    from lemma.config.registry import beside
+
+    said = beside(read(recipe).data.get("format"), recipe.parent)
+    return said if isinstance(said, str | dict) else "r1_zero"
 
 
 def recipe_of_model(model: str) -> Recipe | None:
