@@ -241,7 +241,7 @@ class _Reader:
         if self.command() == "overline" and "." in token.value and self.tokens[self.place].start == token.end:
             self.place += 1
             digits = self.tokens[self.place + 1].value if self.kind(1) == "num" else ""
-            if self.kind() != "{" or not digits.isdigit() or self.kind(2) != "}":
+            if self.kind() != "{" or not digits.isdigit() or self.kind(2) != "}" or self.kind(3) == "num":
                 raise Unreadable("repeating decimal")
             self.place += 3
             places = len(token.value.partition(".")[2])

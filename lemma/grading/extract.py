@@ -52,6 +52,9 @@ _MATH_WORDS = name_set(
 _ZEROS = "٠۰०০੦૦୦௦౦೦൦๐０"
 _DIGITS = {ord(zero) + digit: str(digit) for zero in _ZEROS for digit in range(10)} | {ord("٫"): ".", ord("٬"): ","}
 
+_AND_A_HALF = re.compile(
+    r"(?<![\d.,/])(\d+)((?: [a-z]{2,12})?) (?:and a half|y medi[ao]|et demie?|e mezz[oa]|e mei[ao])\b"
+)
 _OVERLINED = re.compile("(?:[0-9][\u0304\u0305])+")
 
 
@@ -74,6 +77,7 @@ def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
     text = visible(repair_escapes(text[-MAX_COMPLETION:]), rules).strip()
     if not text.isascii():
         text = _OVERLINED.sub(_overlined, text.translate(_DIGITS))
+    text = _AND_A_HALF.sub(r"\1.5\2", text)
     if "</su" in text:
         text = without_html(text)
     if not text:

@@ -226,6 +226,9 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
     "told by other values, then as it is": [
         ("The answer is twice 21, or 42.", ("42",), ("21",)),
         ("Our answer is 3/5 of the total 100, i.e., 60.", ("60",), ("100", "3/5")),
+        ("El tren tarda 3 horas y media.", ("3.5",), ("3",)),
+        ("It takes 2 hours and a half.", ("2.5",), ("2",)),
+        (r"\boxed{0.\overline{3}6}", (), ("2", r"0.\overline{36}")),
         ("The answer is 90 minutes or 1.5 hours.", ("90",), ("5",)),
         ("The answer is 4 or more.", (), ("4",)),
         ("The number is not 10, which is too small, it is 11.", ("11",), ("10",)),
