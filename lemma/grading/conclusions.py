@@ -141,6 +141,14 @@ def _divide(clauses: list[Clause], tokens: list[Lexeme], place: int) -> None:
         clauses.append(Clause("sub" if clauses[-1].values else "main"))
 
 
+def _begins_anew(tokens: list[Lexeme]) -> bool:
+    """Whether a clause with a subject and a verb of its own follows: and the circumference is 10."""
+    verb = next((i for i, token in enumerate(tokens) if "be" in token.parts and token.kind == "word"), 0)
+    return any(not is_light(t) for t in tokens[:verb]) and all(
+        t.kind == "word" and not t.parts & {"ends", "so"} for t in tokens[:verb]
+    )
+
+
 def _says_it(tokens: list[Lexeme]) -> bool:
     """Whether what follows a denial says what is true instead: not 10, it is 11."""
     said = [token.text.lower() for token in tokens]
@@ -161,7 +169,15 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         return
     if parts & {"be", "has"} and tokens[place + 1 : place + 2] and tokens[place + 1].text != "that":
         clauses[-1].verb = True
-    if "so" in parts and not _continues(clauses[-1], parts, low, before):
+    if (
+        low == "and"
+        and clauses[-1].kind in ("main", "so")
+        and clauses[-1].verb
+        and clauses[-1].values
+        and _begins_anew(tokens[place + 1 : place + 7])
+    ):
+        clauses.append(Clause("main"))
+    elif "so" in parts and not _continues(clauses[-1], parts, low, before):
         clauses.append(Clause("so", low))
     elif low in _CONJUNCTIONS and any(c.values for c in clauses) and _has_clause(tokens, place, low, before):
         clauses.append(Clause("sub", low, reason=_gives_reason(parts, low, before)))

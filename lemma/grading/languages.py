@@ -54,7 +54,7 @@ ENGLISH = Wording(
     "has to be|can only be|can be written as|results in|result in|leads to|gives us|simplifies to|"
     "reduces to|evaluates to|adds up to|add up to|sums to|drops to|falls to|rises to|increases to|decreases to|"
     "goes up to|rounds to|left with|leaves us with|leave us with|ends up with|end up with|"
-    "it's|that's|there's|they're|i'm|amounts to|reads|stands at|"
+    "it's|that's|there's|they're|i'm|amounts to|reads|stands at|seen to be|"
     "ought to be|that is|i get|we get|we obtain|found to be|confirmed to be|determined to be|calculated to be",
     light="for sure|for certain|without a doubt|none other than|no other than|well|okay|ok|alright|"
     "the|a|an|to|be|it|that|this|these|there|they|we|i|you|so|then|thus|hence|therefore|of course|in fact|"
@@ -90,19 +90,19 @@ ENGLISH = Wording(
     supposes="if|suppose|supposing|assume|assuming|whether|unless|imagine|were|might|may|could|perhaps|maybe|check|"
     "find|guess|what|which|how|why|express|give|write|put|enter|provide|round|report|verify|doubt|until|"
     "before|had|say|thought|believed|guessed|assumed|expected|claimed|"
-    "don't think|do not think|don't believe|nobody|no one|wrong to say",
+    "don't think|do not think|don't believe|nobody|no one|wrong to say|no way|by no means",
     chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
     correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
     "why|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
     "in detail|for example|for comparison|this is|this uses|this holds|i used|we used|details|alternatively|"
-    "hint|that is because|that's because|it's because|steps|working|reasoning|i hope|hope|it follows from|"
+    "hint|that is because|that's because|it's because|steps|reasoning|i hope|hope|it follows from|"
     "source|sanity check|checking|confirming|this ensures|this confirms|this satisfies|this matches",
     numbered="step|case|part|equation|figure|question|problem|method|page|chapter|example|exercise|day|week|year|"
     "grade|number|q|line|row|column|section|stage|round|level|room|class|group|version|theorem|lemma",
     has="has|have|had|gets|get|got|needs|need|costs|cost|gives|makes|make|contains|holds|pays|pay|earns|owes|keeps|"
     "totals|takes|receives|spends|spent|saves|saved|weighs|lasts|yields|obtain|sold|exist|exists|measures|"
-    "scores|wins|produces|requires|travels|find|finds|conclude|remain|reaches|buys|bought|leaves",
+    "scores|wins|produces|requires|travels|find|finds|conclude|remain|reaches|buys|bought|leaves|earned|paid|made|collected|raised|charged",
 )  # fmt: skip
 
 CHINESE = Wording(

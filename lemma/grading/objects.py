@@ -14,6 +14,8 @@ from lemma.grading.units import known
 LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-", "--", "】"})
 LETTER = re.compile(r"[A-J]")
 _NAMED_OPTION = re.compile(r"([A-E])\s*=\s*(.+)")
+_ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\(\w\))?\s*(?:=|\\in)[^=]+$")
+_PLAIN_NUMBER = re.compile(r"[-−]?\d+(?:\.\d+|/\d+)?")
 _BELONGS = re.compile(
     r"\(mod|\\(?:pmod|%|text)|(?:[kcm]?m|mi|ft|k?g|[Ll])/(?:h|s|min|hr|[Ll]|m|cm)[²³]?$|(?:[kcm]?m|in|ft|yd|mi)\^\{?[23]\}?$"
 )
@@ -48,7 +50,7 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     if first is None:
         return None
     said, kind, after = first.text, first.kind, first.after
-    measured = first.after - place > 1
+    measured, last = first.after - place > 1, first.text
     across = _across(tokens, place, first, text)
     if across is not None:
         return across
@@ -67,12 +69,17 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             break
         if not ends_member(tokens, following.after):
             break
+        another = _ASSIGNED.match(following.text) or _PLAIN_NUMBER.fullmatch(following.text)
+        if "=" in last + following.text and not (_ASSIGNED.match(last) and another):
+            said, after, last = following.text, following.after, following.text
+            continue
         if joined == " or " and _same_number(said, following.text):
             after = following.after
             continue
         if joined == " or " and measured and following.after - next_place > 1 and following.kind == kind == "value":
             break
         said, after = said + joined + following.text, following.after
+        last = last if "=" in last and "=" not in following.text else following.text
     return Stated(said, after, kind)
 
 

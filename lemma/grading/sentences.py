@@ -130,7 +130,19 @@ def _of_the_answer(tokens: list[Lexeme]) -> bool:
 _WORKED = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|\(\w\))?|[^A-Za-z=]*)\s*=")
 """A calculation, or the value of a name, rather than an equation to solve."""
 _SUPPOSED = frozenset(
-    {"consider", "suppose", "assume", "don't think", "do not think", "don't believe", "doubt", "nobody", "wrong to say"}
+    {
+        "consider",
+        "suppose",
+        "assume",
+        "don't think",
+        "do not think",
+        "don't believe",
+        "doubt",
+        "nobody",
+        "wrong to say",
+        "no way",
+        "by no means",
+    }
 )
 
 

@@ -226,6 +226,10 @@ PROSE: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
     "told by other values, then as it is": [
         ("The answer is twice 21, or 42.", ("42",), ("21",)),
         ("Our answer is 3/5 of the total 100, i.e., 60.", ("60",), ("100", "3/5")),
+        ("There's no way the answer is 12.", (), ("12",)),
+        ("Thus the radius is 5 and the circumference is 10π.", (r"10\pi",), ("5",)),
+        ("Working 50 minutes, she earned 0.2 x 50 = $10.", ("10",), ("50", "0.2")),
+        ("We get $p = \\frac{7}{20}$ and $m + n = 27$.", ("27",), ("7/20", "20")),
         ("El tren tarda 3 horas y media.", ("3.5",), ("3",)),
         ("It takes 2 hours and a half.", ("2.5",), ("2",)),
         (r"\boxed{0.\overline{3}6}", (), ("2", r"0.\overline{36}")),
