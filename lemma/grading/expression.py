@@ -105,14 +105,9 @@ class _Reader:
         tree = self.power()
         while True:
             kind = self.kind()
-            if kind == "*":
+            if kind in ("*", "/"):
                 self.place += 1
-                sign = self.sign()
-                tree = ("mul", tree, self.power() if sign > 0 else ("neg", self.power()))
-            elif kind == "/":
-                self.place += 1
-                sign = self.sign()
-                tree = ("div", tree, self.power() if sign > 0 else ("neg", self.power()))
+                tree = ("mul" if kind == "*" else "div", tree, self.power())
             elif self.command() in ("bmod", "mod"):
                 self.place += 1
                 tree = ("mod", tree, self.power())
@@ -169,16 +164,9 @@ class _Reader:
         tree = self.postfix(self.atom())
         if self.kind() == "^":
             self.place += 1
-            tree = self.postfix(("pow", tree, self.exponent()))
+            tree = self.postfix(("pow", tree, self.power()))
         self.depth -= 1
         return tree
-
-    def exponent(self) -> Tree:
-        if self.kind() in ("+", "-"):
-            sign = self.sign()
-            tree = self.power()
-            return ("neg", tree) if sign < 0 else tree
-        return self.power()
 
     def postfix(self, tree: Tree) -> Tree:
         while True:
@@ -300,7 +288,7 @@ class _Reader:
         last = self.postfix(factors[-1])
         if self.kind() == "^":
             self.place += 1
-            last = ("pow", last, self.exponent())
+            last = ("pow", last, self.power())
         return ("mul", tree, last)
 
     def commanded(self, name: str) -> Tree:
@@ -346,7 +334,7 @@ class _Reader:
             if self.take(self.kind()).kind == "_":
                 base = self.atom()
             else:
-                exponent = self.exponent()
+                exponent = self.power()
         if name in ("min", "max", "gcd", "lcm"):
             return (name, *self.arguments())
         argument = self.function_argument()

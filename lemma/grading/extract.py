@@ -77,7 +77,8 @@ def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
     text = visible(repair_escapes(text[-MAX_COMPLETION:]), rules).strip()
     if not text.isascii():
         text = _OVERLINED.sub(_overlined, text.translate(_DIGITS))
-    text = _AND_A_HALF.sub(r"\1.5\2", text)
+    if any(half in text for half in (" half", " medi", " demi", " mezz", " mei")):
+        text = _AND_A_HALF.sub(r"\1.5\2", text)
     if "</su" in text:
         text = without_html(text)
     if not text:

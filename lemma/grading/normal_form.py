@@ -102,7 +102,7 @@ _REPEATING = (
     (re.compile(r"(?<![\d.])(\d*\.\d*?)(\d{2,6}?)\2+\s*(?:\.{2,}|\\ldots)(?!\d)"), r"\1\\overline{\2}"),
     (re.compile(r"(?<![\d.])(\d*\.\d*)\((\d{1,12})\)(?![\w(])"), r"\1\\overline{\2}"),
 )
-_GOES_ON = re.compile(r",\s*\.{3}\s*$")
+_GOES_ON = re.compile(r",\s*\.{3}$")
 _SPACE_RUN = re.compile(r"\s+")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
@@ -291,8 +291,9 @@ def _in_degrees(match: re.Match[str]) -> str:
 def _rare(text: str) -> str:
     """Spellings that most texts do not have: \\choose, ordinals, the domain of a parameter, the empty set."""
     if "." in text:
-        text = _GOES_ON.sub(r", \\ldots", text)
         text = _ABBREVIATED.sub(r"\1", text)
+        if text.endswith("..."):
+            text = _GOES_ON.sub(r", \\ldots", text)
         if "..." in text or "ldots" in text or "(" in text:
             for pattern, spelt in _REPEATING:
                 text = pattern.sub(spelt, text)

@@ -142,10 +142,10 @@ def as_interval(relation: Relation) -> Node | None:
         sign = signs[0] if place == 0 else _FLIP[signs[0]]
         bound = sides[1 - place]
         if sign == "!=":
-            return Union((interval(NEGATIVE_INFINITY, bound, "(", ")"), interval(bound, POSITIVE_INFINITY, "(", ")")))
+            return Union((Listed((NEGATIVE_INFINITY, bound), "(", ")"), Listed((bound, POSITIVE_INFINITY), "(", ")")))
         if sign in ("<", "<="):
-            return interval(NEGATIVE_INFINITY, bound, "(", "]" if sign == "<=" else ")")
-        return interval(bound, POSITIVE_INFINITY, "[" if sign == ">=" else "(", ")")
+            return Listed((NEGATIVE_INFINITY, bound), "(", "]" if sign == "<=" else ")")
+        return Listed((bound, POSITIVE_INFINITY), "[" if sign == ">=" else "(", ")")
     if letters != [1]:
         return None
     low, high = sides[0], sides[2]
@@ -154,11 +154,7 @@ def as_interval(relation: Relation) -> Node | None:
         low, high, first, second = high, low, _FLIP[second], _FLIP[first]
     if first not in ("<", "<=") or second not in ("<", "<="):
         return None
-    return interval(low, high, "[" if first == "<=" else "(", "]" if second == "<=" else ")")
-
-
-def interval(low: Node, high: Node, opening: str, closing: str) -> Listed:
-    return Listed((low, high), opening, closing)
+    return Listed((low, high), "[" if first == "<=" else "(", "]" if second == "<=" else ")")
 
 
 def _is_letter(leaf: Leaf) -> bool:
@@ -192,16 +188,13 @@ def same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
             return same_set(gold, answer)
     if set(gold.signs) <= {"=", "~"} and set(answer.signs) <= {"=", "~"}:
         return _same_equation(gold, answer, context)
-    if len(gold.signs) != len(answer.signs):
-        left, right = as_interval(gold), as_interval(answer)
-        return left is not None and right is not None and context.same(left, right)
     for sides, signs in (
         (answer.sides, answer.signs),
         (answer.sides[::-1], tuple(_FLIP[s] for s in answer.signs[::-1])),
     ):
         if gold.signs == signs and all(context.same(g, a) for g, a in zip(gold.sides, sides, strict=True)):
             return True
-    if len(gold.signs) == 1:
+    if len(gold.signs) == len(answer.signs) == 1:
         return _proportional(gold, answer, context)
     left, right = as_interval(gold), as_interval(answer)
     return left is not None and right is not None and _letter(gold) == _letter(answer) and context.same(left, right)

@@ -18,7 +18,6 @@ from lemma.grading.relations import (
     POSITIVE_INFINITY,
     against_value,
     as_interval,
-    interval,
     is_name,
     same_relation,
     value_against,
@@ -164,7 +163,7 @@ def _as_union(node: Node, other: Node) -> Node:
         if is_set and all(interval is not None for interval in intervals):
             return Union(tuple(i for i in intervals if i is not None))
     if isinstance(node, Leaf) and is_reals(node):
-        return interval(NEGATIVE_INFINITY, POSITIVE_INFINITY, "(", ")")
+        return Listed((NEGATIVE_INFINITY, POSITIVE_INFINITY), "(", ")")
     return node
 
 

@@ -86,39 +86,22 @@ def tokenise(text: str) -> tuple[Token, ...]:
                 out.append(Token("text", match["inside"].strip(), start, place))
             continue
         value = match[0]
-        if kind == "num":
-            if len(value) > MAX_DIGITS:
-                raise LimitExceeded(f"a number of more than {MAX_DIGITS} digits")
-            out.append(Token("num", value, start, place))
-        elif kind == "cmd":
-            out.append(_command(value[1:], start, place))
+        if kind == "num" and len(value) > MAX_DIGITS:
+            raise LimitExceeded(f"a number of more than {MAX_DIGITS} digits")
+        if kind == "cmd":
+            value = value[1:]
+            kind = _OPERATORS.get(value, "cmd")
         elif kind == "brace":
-            out.append(Token({"\\{": "\\{", "\\}": "\\}", "\\|": "|"}[value], value, start, place))
-        elif kind == "row":
-            out.append(Token("row", value, start, place))
+            kind = "|" if value == "\\|" else value
         elif kind == "word":
-            out.extend(_word(value, start))
-        elif value == "°":
-            out.append(Token("deg", value, start, place))
-        else:
-            out.append(Token(value, value, start, place))
+            kind = "id" if len(value) == 1 else "cmd" if value in FUNCTIONS or value in CONSTANTS else "word"
+        elif kind == "char":
+            kind = "deg" if value == "°" else value
+        out.append(Token(kind, value, start, place))
     return tuple(out)
 
 
-def _command(name: str, start: int, end: int) -> Token:
-    simple = {"cdot": "*", "times": "*", "ast": "*", "le": "<=", "ge": ">=", "ne": "!="}.get(name)
-    if simple:
-        return Token(simple, name, start, end)
-    return Token("cmd", name, start, end)
-
-
-def _word(value: str, start: int) -> list[Token]:
-    end = start + len(value)
-    if len(value) == 1:
-        return [Token("id", value, start, end)]
-    if value in FUNCTIONS or value in CONSTANTS:
-        return [Token("cmd", value, start, end)]
-    return [Token("word", value, start, end)]
+_OPERATORS = {"cdot": "*", "times": "*", "ast": "*", "le": "<=", "ge": ">=", "ne": "!="}
 
 
 def spelling(tokens: tuple[Token, ...]) -> str:
