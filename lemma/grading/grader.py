@@ -61,12 +61,6 @@ def malformed(gold: str) -> bool:
     return depth != 0 or (bool(wanted) and not _SAYS.search(wanted))
 
 
-@lru_cache(maxsize=8192)
-def decides_nothing(gold: str) -> bool:
-    """Whether no completion can be wrong by this gold: there is none, or it says nothing."""
-    return not gold.isalnum() and (not gold_answer(gold) or malformed(gold))
-
-
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _SAYS = re.compile(r"[^\W_]|\\\{\s*\\\}|^[-+*/<>=]$|[^\x00-\x7f\u2010-\u2026]")
 

@@ -10,7 +10,7 @@ import re
 from time import perf_counter
 
 from lemma.grading.extract import doubted
-from lemma.grading.grader import PendingGrade, read_and_compare
+from lemma.grading.grader import PendingGrade, gold_answer, malformed, read_and_compare
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.verdict import Kind, Verdict
 
@@ -22,6 +22,11 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     if plain is not None:
         return Verdict(*plain, perf_counter() - start)
     return read_and_compare(prediction, gold, rules, start)
+
+
+def decides_nothing(gold: str) -> bool:
+    """Whether no completion can be wrong by this gold: there is none, or it says nothing."""
+    return not _PLAIN(gold) and (not gold_answer(gold) or malformed(gold))
 
 
 _PLAIN = re.compile(r"-?\d{1,18}").fullmatch

@@ -12,7 +12,7 @@ from lemma.config import Options
 from lemma.core.types import Finish, Outcome, Problem
 from lemma.formats import Format, Parsed
 from lemma.grading import DEFAULT, GradingService, Rules, Verdict, default_service
-from lemma.grading.grader import decides_nothing
+from lemma.grading.quick import decides_nothing
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
