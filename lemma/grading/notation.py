@@ -133,6 +133,10 @@ def _chosen(match: re.Match[str]) -> str:
     return f"\\binom{{{top}}}{{{bottom}}}" if int(top) >= int(bottom) else match[0]
 
 
+# The module in which a program finds a function: np.arcsin, math.asin.
+_MODULE = re.compile(r"\b(?:np|math)\.(?=[a-z])(a(?=(?:sin|cos|tan)\b))?")
+
+
 def _joined(match: re.Match[str]) -> str:
     return " \\text{or} " if match["or"] else " \\text{and} "
 
@@ -165,6 +169,8 @@ def usual(text: str) -> str:
         text = _BETWEEN.sub(r"\1 to \2", text)
     if "~" in text or "\\sim" in text:
         text = _SPAN.sub(" to ", text)
+    if "np." in text or "math." in text:
+        text = _MODULE.sub(lambda m: "arc" if m[1] else "", text)
     if "C" in text:
         text = _CHOSEN.sub(_chosen, text)
     if not text.isascii():

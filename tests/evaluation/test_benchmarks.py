@@ -77,6 +77,10 @@ def service() -> Iterator[GradingService]:
         yield service
 
 
+# Golds that only the same text is known to equal: a dotted letter, a half-open interval behind a name.
+UNREAD = ("\\ddot", "\\dot", "t(0,4]")
+
+
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", FILES)
 def test_a_benchmark_loads_in_full_and_every_gold_is_gradable(name: str, service: GradingService) -> None:
@@ -87,7 +91,8 @@ def test_a_benchmark_loads_in_full_and_every_gold_is_gradable(name: str, service
     asked = {(gold, benchmark.rules_of(problem)) for problem in loaded.problems for gold in problem.golds}
     for gold, rules in asked:
         assert service.grade(f"so \\boxed{{{gold}}}", gold, rules).right, gold
-        assert service.grade("-98765.4321", gold, rules).kind == "wrong", gold
+        expected = "unknown" if any(part in gold for part in UNREAD) else "wrong"
+        assert service.grade("-98765.4321", gold, rules).kind == expected, gold
 
 
 @pytest.mark.parametrize("name", ROWS)

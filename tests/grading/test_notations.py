@@ -56,3 +56,9 @@ def test_what_is_too_large_is_a_limit_without_being_computed() -> None:
     assert grade_here("\\boxed{" + "1" * 100_000 + "}", "7")[:2] == ("wrong", "limit")
     assert process_time() - begin < 5
     assert grade_here(r"\prod_{k=1}^{5} k", "120").right
+
+
+def test_a_function_of_a_module_is_that_function() -> None:
+    gold = "np.arcsin(10/13)"
+    assert grade(r"\boxed{\arcsin\frac{10}{13}}", gold).right and grade("The answer is math.asin(10/13).", gold).right
+    assert grade(r"\boxed{\arcsin\frac{10}{17}}", gold).kind == "wrong" and grade("-98765", gold).kind == "wrong"
