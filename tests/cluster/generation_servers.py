@@ -76,15 +76,18 @@ def _serve(port: int, folder: str, fault: str, holds: bool) -> None:
 
 
 def _hold_what_flies() -> None:
+    """Each response gets its first tokens before it is held."""
     from lemma.serving.rollout_host import RolloutHost
 
-    admit = RolloutHost._admit
+    admit, begun = RolloutHost._admit, set[tuple[str, object]]()
 
     def held(host: RolloutHost) -> None:
         admit(host)
         while host._owners and host._holder is None:
-            steps = {int(key[1]) for key in host._owners}
-            if min(steps) <= host._version + 1 or any(work.is_over for work in host._owners.values()):
+            keys, steps = {(host._id, key) for key in host._owners}, {int(key[1]) for key in host._owners}
+            is_over = any(work.is_over for work in host._owners.values())
+            if is_over or not keys <= begun or min(steps) <= host._version + 1:
+                begun.update(keys)
                 return
             host._wake.wait(0.01)
             host._wake.clear()
