@@ -20,7 +20,7 @@ from lemma.config.load import load
 from lemma.config.registry import without_folders
 from lemma.config.shape import Choice
 from lemma.core.errors import UserError, nearest
-from lemma.engines.engine_options import NativeOptions, VllmEngineOptions
+from lemma.engines.engine_options import VllmEngineOptions
 from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.model_options import ModelOptions
@@ -141,23 +141,6 @@ class Recipe(Options):
                         f"vLLM cannot run {what}, and stage {name} {does} with it; write `engine: native` there, or "
                         f"remove `{option}` from model.lora"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _speakers_have_something_to_say(self) -> Recipe:
-        if not self.cluster.speakers:
-            return self
-        engines = {
-            name: stage.rollout.engine for name, stage in self.stages.items() if isinstance(stage, ReinforcementOptions)
-        }
-        if not engines:
-            raise ValueError("no stage samples, so there is nothing for `cluster.speakers` to do; write `speakers: 0`")
-        for name, engine in engines.items():
-            if not isinstance(engine, NativeOptions):
-                raise ValueError(
-                    f"`cluster.speakers` generate with the native engine, and stage {name} has {engine.name}; write "
-                    "`engine: native` there, or `speakers: 0`"
-                )
         return self
 
     @model_validator(mode="after")

@@ -38,7 +38,6 @@ def train(
     `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run. Under torchrun, all processes share the run.
     """
     from lemma.cluster.joining import member, report_early_exit
-    from lemma.cluster.speaker import speak
     from lemma.reporting import sink_of
     from lemma.runs.run import train as run_stages
 
@@ -50,17 +49,14 @@ def train(
         report_early_exit(str(error))
         raise
     place = member(wanted.cluster, wanted.run.device, wanted.shared_settings(), Path(wanted.run.dir))
-    with place as world, sink_of(wanted, console=console) as sink:
+    with place, sink_of(wanted, console=console) as sink:
 
         def hear(event: Event) -> None:
             sink(event)
             if listen is not None:
                 listen(event)
 
-        if world.is_speaker:
-            speak(world, hear)
-        else:
-            run_stages(wanted, skip=skip, only=only, fresh=fresh, sink=hear)
+        run_stages(wanted, skip=skip, only=only, fresh=fresh, sink=hear)
     return Run(wanted.run.dir)
 
 

@@ -105,14 +105,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_trainers(args: argparse.Namespace) -> int:
-    from lemma.engines.remote.server_guard import KEY_VARIABLE, given_key
+    from lemma.engines.remote.server_guard import check_key
     from lemma.serving.rollout_server import serve_rollouts
 
-    if given_key() is None:
-        raise UserError(
-            f"the server needs a key that the trainer knows too: {KEY_VARIABLE} is not set",
-            fix=f"set it on both sides, for example to what `openssl rand -hex 16` prints: export {KEY_VARIABLE}=...",
-        )
+    check_key()
     signal.signal(signal.SIGTERM, _leave)
     try:
         serve_rollouts(args.model, args.host, args.port, say, lambda url: print(f"{url}\nCtrl-C ends it.", flush=True))

@@ -47,9 +47,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         type=int,
         help="processes that share the run; default: cluster.ranks, or one for each GPU of this machine",
     )
-    parser.add_argument(
-        "--speakers", metavar="N", type=int, help="how many of the ranks only generate; default: cluster.speakers"
-    )
+    parser.add_argument("--speakers", type=int, help=argparse.SUPPRESS)  # refused in words
     parser.add_argument(
         "--ray",
         action="store_true",
@@ -76,10 +74,8 @@ def run(args: argparse.Namespace) -> int:
         args.overrides = [*args.overrides, f"cluster.speakers={args.speakers}"]
     recipe = load_recipe(args.recipe, args.overrides)
     _check_stages(recipe, args.skip, args.only)
-    if args.ranks is not None and not is_a_rank():
-        if args.ranks < 1:
-            raise UserError(f"--ranks {args.ranks} is not a number of processes", fix="write 1 or more")
-        recipe.cluster.check_ranks(args.ranks)
+    if args.ranks is not None and args.ranks < 1 and not is_a_rank():
+        raise UserError(f"--ranks {args.ranks} is not a number of processes", fix="write 1 or more")
     if args.dry_run:
         wanted = {name: recipe.stages[name] for name in _wanted_stages(recipe, args.skip, args.only)}
         if (args.ranks or recipe.cluster.ranks) != 1:
@@ -114,7 +110,6 @@ def _arguments(args: argparse.Namespace, recipe: str) -> list[str]:
 def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Run the stages in this process, alone or as one of the ranks that its environment names."""
     from lemma.cluster.rank_program import as_rank
-    from lemma.cluster.speaker import speak
     from lemma.core.events import Said
     from lemma.core.ranks import RankWorld, is_leader
     from lemma.planning.run_plan import preflight_warnings
@@ -125,9 +120,6 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
 
     def work(world: RankWorld) -> int:
         with sink_of(recipe) as sink:
-            if world.is_speaker:
-                speak(world, sink)
-                return 0
             for sentence in preflight_warnings(recipe, names) if is_leader() else ():
                 sink(Said(sentence, "warning"))
             return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)

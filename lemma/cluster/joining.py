@@ -56,12 +56,9 @@ def member(
     """
     place = place_of()
     if place is None:
-        options.check_alone()
         yield RankWorld()
         return
     import torch.distributed as dist
-
-    from lemma.cluster.speaker_link import divided
 
     key = shared_key()
     store, second = _stores(place, _start_seconds(options))
@@ -84,8 +81,7 @@ def member(
             try:
                 if folder is not None:
                     roll_call(folder, "run.dir")
-                with divided(world, options.speakers, options.deadline) as mine:
-                    yield mine
+                yield world
             except UserError as error:
                 watch.tell_failure(str(error))
                 raise

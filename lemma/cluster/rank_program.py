@@ -55,7 +55,6 @@ def as_rank(
     number = int(os.environ["RANK"]) if is_a_rank() else 0
     try:
         if place_of() is None:
-            cluster.check_alone()
             return work(RankWorld())
         with member(cluster, device, settings, folder) as world:
             return work(world)
@@ -140,12 +139,11 @@ def ranks_here(recipe: Recipe, given: int | None) -> int:
     """So many, or as many as the recipe says, or one for each GPU of this machine."""
     if given or recipe.cluster.ranks:
         return given or recipe.cluster.ranks or 1
-    least = 1 + recipe.cluster.speakers
     if recipe.run.device == "cpu":
-        return least
+        return 1
     import torch
 
-    return max(least, torch.cuda.device_count())
+    return max(1, torch.cuda.device_count())
 
 
 def _shared(work: Callable[[], int]) -> int:

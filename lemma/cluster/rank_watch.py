@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import IDLE
 from lemma.core.terminal import visible
 
 # Exit code of a rank that lost another one: the whole group may be started again.
@@ -155,7 +154,7 @@ class RankWatch:
         others = [other for other in range(self.size) if other != self.rank]
         still = [other for other in others if self._heard.get(other) == before.get(other)]
         places = {other: self._place_of(other) for other in others}
-        elsewhere = [other for other, place in places.items() if place != self._place and not place.endswith(IDLE)]
+        elsewhere = [other for other, place in places.items() if place != self._place]
         return still or elsewhere
 
     def _place_of(self, other: int) -> str:

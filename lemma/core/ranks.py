@@ -3,8 +3,6 @@
 Every rank runs the whole program on the whole step's data. Only work that takes long is dealt out, by *slots*: a fixed
 number of parts, recorded when a run begins, which the ranks share among themselves. What is computed depends on slots
 and never on ranks. Every wait goes through `RankWorld.waiting`, which knows a deadline and who is missing.
-
-Ranks that only generate, *speakers*, are not counted among them: those who learn reach them through `RankWorld.link`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import hmac
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,25 +19,6 @@ from typing import Any, TypeVar
 from lemma.core.errors import UserError
 
 T = TypeVar("T")
-# Where a speaker without work is: nobody waits for it there.
-IDLE = "words of the learners"
-
-
-@dataclass
-class SpeakerLink:
-    """How a rank that learns reaches those that speak, or the other way round: a connection to each of `ranks`. Over
-    `carrier` the first rank that learns sends weights to all that speak; the others that learn have none."""
-
-    ranks: Sequence[int]
-    connections: Sequence[Any]
-    carrier: Any = None
-    on_device: bool = False
-    # Seconds for which one that lives may say nothing.
-    deadline: float = 3600.0
-    # Parts of the work that were begun; their numbers are never used again.
-    sessions: int = 0
-    # Takes the words that are there, without waiting.
-    look: Callable[[], None] = field(default=lambda: None)
 
 
 @dataclass
@@ -57,12 +36,8 @@ class RankWorld:
     on_device: bool = False
     waiting: Callable[[str], AbstractContextManager[Any]] = field(default=lambda place: nullcontext())
     note: Callable[[str], None] = field(default=lambda place: None)
-    link: SpeakerLink | None = None
-    is_speaker: bool = False
     # What objects from other ranks must be marked with before they are read.
     key: bytes = field(default=b"", repr=False)
-    # Whether a speaker was asked to end the run.
-    is_stop_asked: bool = False
 
 
 class _ThisThread(threading.local):
@@ -110,36 +85,15 @@ def use_slots(count: int) -> None:
     _world.slots = count
 
 
-def speakers() -> SpeakerLink | None:
-    """The ranks that only generate, if there are any."""
-    return _world.link
-
-
-def usual_slots() -> int:
-    """As many slots as a run begins with where its recipe leaves that open."""
-    return slots_for(_world.size, 0 if _world.link is None else len(_world.link.ranks))
-
-
-def slots_for(learners: int, speakers: int) -> int:
-    """As many slots as learners; with more speakers than those, the next multiple that gives each of them something."""
-    return learners * max(1, -(-speakers // learners))
+def slots_for(ranks: int, servers: int) -> int:
+    """As many slots as ranks; with more generation servers than those, the next multiple that gives each of them
+    something."""
+    return ranks * max(1, -(-servers // ranks))
 
 
 def slots_of_one() -> int:
     """The most slots that a rank has."""
     return -(-_world.slots // _world.size)
-
-
-def ask_to_stop() -> None:
-    """A speaker was asked to end the run: those who learn end it after their step."""
-    _world.is_stop_asked = True
-
-
-def is_stop_asked() -> bool:
-    """Whether a speaker was asked to end the run, as far as it has said so."""
-    if _world.link is not None:
-        _world.link.look()
-    return _world.is_stop_asked
 
 
 def own_slots() -> range:
@@ -201,11 +155,6 @@ def _is_of_the_group(error: RuntimeError) -> bool:
     import torch.distributed as dist
 
     return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL"))
-
-
-def waiting_for_speakers(place: str) -> AbstractContextManager[Any]:
-    """Within `with`, this rank waits for speakers, and no other rank that learns does so with it."""
-    return _world.waiting(place)
 
 
 def may_go_aside() -> bool:

@@ -47,10 +47,6 @@ class NativeOptions(ServerOptions, EngineOptions):
     burst: int | None = Field(None, ge=1, le=16)
     """Decoding steps between checks for finished sequences. Default: 16 on a GPU, 4 on a CPU."""
 
-    @property
-    def has_own_devices(self) -> bool:
-        return bool(self.servers)
-
 
 class TransformersOptions(EngineOptions):
     """Generation with transformers' own cache and masks, step by step: slow, but it works with every causal language

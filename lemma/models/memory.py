@@ -193,8 +193,8 @@ def plan_training(
     )
 
 
-def plan_speaker(shape: Shape, model: ModelOptions, precision: Precision) -> MemoryPlan:
-    """Memory of a rank that only generates, without the cache: all weights, and what a pass over prompts needs."""
+def plan_server(shape: Shape, model: ModelOptions, precision: Precision) -> MemoryPlan:
+    """Memory of a generation server, without the cache: all weights, and what a pass over prompts needs."""
     whole = plan_training(shape, model, precision, 0, 0)
     return replace(whole, optimiser=0.0, activations=PREFILL_BYTES, head=0.0, reserve=ALLOCATOR_SHARE * whole.weights)
 

@@ -9,12 +9,12 @@ from lemma.core.errors import UserError
 from lemma.models import step_time as rates
 from lemma.models.fitting import guess_shape
 from lemma.models.gpus import GPUS_A_MACHINE, NETWORK_RATE, Gpu, find_gpu
-from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, lora_parameters, plan_speaker
+from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, lora_parameters, plan_server
 from lemma.models.step_time import StepWork
 from lemma.planning.data_amounts import Amount, amount_of, sequences_of
-from lemma.planning.stage_memory import shape_of
+from lemma.planning.stage_memory import native_servers, shape_of
 from lemma.recipe import Recipe
-from lemma.runs.run_options import StageOptions
+from lemma.runs.run_options import StageOptions, slot_servers
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 DEFAULT_GPU = "h100-80"
@@ -27,12 +27,10 @@ def rank_lines(recipe: Recipe, ranks: int | None, gpu: str | None, length: int |
     """The table of every stage, where a number of ranks or a GPU asks for it."""
     if ranks is None and gpu is None:
         return []
-    speakers = recipe.cluster.speakers
-    count = recipe.cluster.ranks or 1 + speakers if ranks is None else ranks
+    count = recipe.cluster.known_ranks if ranks is None else ranks
     for name, value in (("--ranks", count), ("--length", length)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value}: a number of at least 1 is wanted", fix=f"write {name} 8")
-    recipe.cluster.check_ranks(count)
     return list(describe_ranks(recipe, count, gpu or DEFAULT_GPU, length))
 
 
@@ -47,11 +45,8 @@ def describe_ranks(recipe: Recipe, ranks: int, gpu_name: str, length: int | None
             return
         shape = guessed
         yield f"the model's shape is guessed from its name: {shape.parameters / 1e9:.1f} billion parameters"
-    speakers = recipe.cluster.speakers
-    if speakers:
-        yield f"{ranks - speakers} ranks learn, {speakers} only speak: {_speaker(recipe, shape, gpu)}"
     for name, stage in recipe.stages.items():
-        yield from _stage_table(recipe, name, stage, shape, ranks - speakers, gpu, amount_of(recipe, stage), length)
+        yield from _stage_table(recipe, name, stage, shape, ranks, gpu, amount_of(recipe, stage), length)
     link = gpu.link_rate if ranks <= GPUS_A_MACHINE else min(gpu.link_rate, NETWORK_RATE)
     where = "" if ranks <= GPUS_A_MACHINE else " between machines"
     yield (
@@ -70,14 +65,14 @@ class _Row:
     ranks: int
     generates: bool
     recomputes: bool = False
-    # Ranks that generate instead of those that learn, and the memory of one of them.
-    speakers: int = 0
-    speaker: MemoryPlan | None = None
+    # Generation servers with the native engine, and the memory of one of them.
+    servers: int = 0
+    server: MemoryPlan | None = None
 
     @property
     def room(self) -> float:
         """Tokens of cache that the rest of the memory holds."""
-        return _room(self.speaker or self.plan, self.gpu)
+        return _room(self.server or self.plan, self.gpu)
 
     @property
     def fits(self) -> bool:
@@ -87,12 +82,12 @@ class _Row:
 
     @property
     def is_served(self) -> bool:
-        """Whether only vLLM's servers can generate."""
-        return self.shard == "weights" and not self.speakers
+        """Whether servers must generate, and the recipe names none of the native engine."""
+        return self.shard == "weights" and not self.servers
 
     @property
     def generation(self) -> float | None:
-        ranks = self.speakers or self.ranks
+        ranks = self.servers or self.ranks
         return self.work.generation_seconds(self.gpu, ranks, self.room, self.plan.cache_per_token)
 
     def __str__(self) -> str:
@@ -133,6 +128,8 @@ def _stage_table(
     work = _work(recipe, stage, shape, ranks, amount.lengths if amount else (), length)
     rows = [_row(recipe, stage, shape, work, gpu, ranks, shard) for shard in SHARDS]
     yield f"\nstage {name}, GiB a rank and seconds a step of {work.tokens:,.0f} tokens (computed)"
+    if servers := native_servers(stage):
+        yield f"{servers} generation server{'s' * (servers != 1)} beside the ranks: {_server(recipe, shape, gpu)}"
     columns = f"  {'shard':<11}{'state':>8}{'work':>8}{'total':>8}{'fits':>6}"
     columns += f"{'cache':>12}{'generate':>10}" if is_rl else ""
     yield columns + f"{'update':>10}{'link':>10}{'step':>10}"
@@ -143,7 +140,7 @@ def _stage_table(
     if first is None:
         yield f"  {NOTHING_FITS}: take more ranks, larger GPUs, `model.checkpointing: true`, or a smaller token_budget."
     elif first == "weights":
-        elsewhere = "; samples then come from vLLM servers or speakers" if is_rl else ""
+        elsewhere = "; samples then come from generation servers" if is_rl else ""
         yield f"  Only `shard: weights` fits{elsewhere}."
     elif ranks > 1:
         yield f"  The first that fits: `shard: {first}`."
@@ -153,8 +150,8 @@ def _row(recipe: Recipe, stage: StageOptions, shape: Shape, work: StepWork, gpu:
     """Where the recipe leaves it open, activations are recomputed if nothing fits otherwise."""
     is_rl = isinstance(stage, ReinforcementOptions)
     row = _Row(shard, _plan(recipe, stage, shape, ranks, shard, work.pack), work, gpu, ranks, is_rl)
-    if is_rl and recipe.cluster.speakers:
-        row = replace(row, speakers=recipe.cluster.speakers, speaker=_speaker_plan(recipe, shape))
+    if servers := native_servers(stage):
+        row = replace(row, servers=servers, server=_server_plan(recipe, shape))
     if row.fits or recipe.model.checkpointing is not None:
         return row
     plan = _plan(recipe, stage, shape, ranks, shard, work.pack, recomputed=shape.layers)
@@ -165,12 +162,12 @@ def _room(plan: MemoryPlan, gpu: Gpu) -> float:
     return max(0.0, (USABLE * gpu.memory_gib * 2**30 - plan.total) / plan.cache_per_token)
 
 
-def _speaker_plan(recipe: Recipe, shape: Shape) -> MemoryPlan:
-    return plan_speaker(shape, recipe.model, recipe.model.precision or "bf16")
+def _server_plan(recipe: Recipe, shape: Shape) -> MemoryPlan:
+    return plan_server(shape, recipe.model, recipe.model.precision or "bf16")
 
 
-def _speaker(recipe: Recipe, shape: Shape, gpu: Gpu) -> str:
-    plan = _speaker_plan(recipe, shape)
+def _server(recipe: Recipe, shape: Shape, gpu: Gpu) -> str:
+    plan = _server_plan(recipe, shape)
     return f"{plan}; room for {_room(plan, gpu):,.0f} tokens of cache, {plan.cache_per_token / 1024:.0f} KiB each"
 
 
@@ -184,7 +181,7 @@ def _plan(
     recomputed: int | None = None,
 ) -> MemoryPlan:
     """The memory of one rank, in bf16 where the recipe does not say."""
-    model, slots = recipe.model, recipe.cluster.slots_of_one(ranks)
+    model, slots = recipe.model, recipe.cluster.slots_of_one(ranks, slot_servers(recipe.stages))
     return stage.plan_update(
         shape, model, model.precision or "bf16", pack, has_adapter=model.lora is not None,
         ranks=ranks, slots=slots, shard=shard, recomputed=recomputed,

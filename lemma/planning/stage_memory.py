@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.engines.engine_options import NativeOptions
 from lemma.learning.learning_options import MOMENTS
 from lemma.models.fitting import BUDGETS, GPU_BUDGETS, LEAST_BUDGET, host_budget, host_memory
-from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, plan_speaker
+from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, plan_server
 from lemma.models.model_options import ModelOptions, Precision
 from lemma.models.places import find_gguf
 from lemma.planning.data_amounts import Amount, amount_of, sequences_of
 from lemma.planning.hub_needs import kept_config
 from lemma.recipe import Recipe
-from lemma.runs.run_options import StageOptions
+from lemma.runs.run_options import StageOptions, slot_servers
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
@@ -39,15 +40,15 @@ def plan_stage(
     """The plan of a stage; with `budget` in place of the recipe's where that is given."""
     model, has_adapter = recipe.model, recipe.model.lora is not None
     precision: Precision = "fp32" if on_cpu and model.precision is None else precision_of(model)
-    learners = recipe.cluster.learners
+    ranks, servers = recipe.cluster.known_ranks, slot_servers(recipe.stages)
     most = stage.batch.planned_budget
     if on_cpu:
-        memory = host_memory() / max(recipe.cluster.slots_for(learners), learners)
+        memory = host_memory() / max(recipe.cluster.slots_for(ranks, servers), ranks)
         beside = stage.models_beside(has_adapter=has_adapter)
         most = host_budget(shape, model, precision, memory, moments=MOMENTS[stage.optim.name], **beside)
     limit = budget or stage.batch.token_budget or most
     tokens = (amount and amount.pack(limit, sequences_of(stage))) or limit
-    layout: dict[str, Any] = {"slots": recipe.cluster.slots_of_one(learners), "on_cpu": on_cpu}
+    layout: dict[str, Any] = {"slots": recipe.cluster.slots_of_one(ranks, servers), "on_cpu": on_cpu}
     plan = stage.plan_update(shape, model, precision, tokens, has_adapter=has_adapter, **layout)
     return Planned(plan, tokens, limit, most, precision)
 
@@ -68,8 +69,8 @@ def memory_in_words(recipe: Recipe, stage: StageOptions, amount: Amount | None) 
         told += f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
     if not isinstance(stage, ReinforcementOptions):
         return f"{plan}{told}"
-    speaker = f"of each speaker {plan_speaker(shape, model, planned.precision)}; " if recipe.cluster.speakers else ""
-    return f"{plan}{told}; {speaker}and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
+    server = f"of each server {plan_server(shape, model, planned.precision)}; " if native_servers(stage) else ""
+    return f"{plan}{told}; {server}and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
 
 
 def memory_warnings(
@@ -106,15 +107,15 @@ def memory_warnings(
 
 
 def _too_large(recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -> str | None:
-    stage, learners, memory = recipe.stages[name], recipe.cluster.learners, host_memory()
+    stage, ranks, memory = recipe.stages[name], recipe.cluster.known_ranks, host_memory()
     planned = plan_stage(recipe, stage, shape, amount, on_cpu=True, budget=None)
-    needed = learners * planned.memory.total
+    needed = ranks * planned.memory.total
     if needed <= memory:
         return None
     less = planned.host_budget
     lower = plan_stage(recipe, stage, shape, amount, on_cpu=True, budget=less)
     fix = "take a smaller model or shorter sequences" if recipe.model.lora else "take a smaller model, or `model.lora`"
-    if lower.tokens < planned.tokens and learners * lower.memory.total <= memory:
+    if lower.tokens < planned.tokens and ranks * lower.memory.total <= memory:
         fix = f"lower stages.{name}.batch.token_budget to {less}"
     where = "without a GPU, " if recipe.run.device == "auto" else ""
     needs = "needs" if amount is not None and amount.lengths else "needs up to"
@@ -125,12 +126,12 @@ def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shap
     """As above, for the least that a run can make of it: all blocks are recomputed where the recipe leaves that open,
     as much is sharded as it allows, and without a budget of the recipe's own packs are the smallest."""
     stage, cluster = recipe.stages[name], recipe.cluster
-    learners = max(1, (cluster.ranks or len(gpus)) - cluster.speakers)
+    ranks = max(1, cluster.ranks or len(gpus))
     memory, named = min(gpus[: cluster.ranks or None]), stage.batch.token_budget
 
     def needed(budget: int) -> float:
         tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
-        return _least_on_gpu(recipe, stage, shape, tokens, learners)
+        return _least_on_gpu(recipe, stage, shape, tokens, ranks)
 
     most = needed(named or LEAST_BUDGET)
     if most <= memory:
@@ -143,19 +144,25 @@ def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shap
     return f"stage {name} {needs} {most / GIB:.1f} GiB of a GPU and here it has {memory / GIB:.1f}; {fix}"
 
 
-def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int, learners: int) -> float:
+def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int, ranks: int) -> float:
     """Bytes of an update of so many tokens at a time on one of these ranks."""
     model, cluster = recipe.model, recipe.cluster
-    shards = ("none",) if learners == 1 else SHARDS if cluster.shard == "auto" else (cluster.shard,)
+    shards = ("none",) if ranks == 1 else SHARDS if cluster.shard == "auto" else (cluster.shard,)
     plans = [
         stage.plan_update(
             shape, model, precision_of(model), tokens, has_adapter=model.lora is not None,
-            ranks=learners, shard=shard, slots=cluster.slots_of_one(learners),
+            ranks=ranks, shard=shard, slots=cluster.slots_of_one(ranks, slot_servers(recipe.stages)),
             recomputed=shape.layers if model.checkpointing is None else None,
         )
         for shard in shards
     ]  # fmt: skip
     return min(plan.total for plan in plans)
+
+
+def native_servers(stage: StageOptions) -> int:
+    """How many servers of the native engine sample for a stage."""
+    engine = getattr(getattr(stage, "rollout", None), "engine", None)
+    return engine.server_count if isinstance(engine, NativeOptions) else 0
 
 
 def precision_of(model: ModelOptions) -> Precision:

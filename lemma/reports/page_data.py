@@ -170,8 +170,21 @@ def _layout(run: Path, recipe: Mapping[str, Any], stage: str) -> dict[str, Any]:
     shard = cluster.shard
     if shard == "auto":
         shard = "none" if recipe["run"]["device"] == "cpu" else "optimiser"
-    ranks = cluster.learners
-    return {"ranks": ranks, "slots": cluster.slots_of_one(ranks), "shard": shard, "token_budget": None}
+    ranks = cluster.known_ranks
+    return {
+        "ranks": ranks,
+        "slots": cluster.slots_of_one(ranks, _slot_servers(recipe)),
+        "shard": shard,
+        "token_budget": None,
+    }
+
+
+def _slot_servers(recipe: Mapping[str, Any]) -> int:
+    """As `slot_servers` of run_options, of a recipe that is not read as one."""
+    rollouts = [stage.get("rollout") or {} for stage in recipe["stages"].values()]
+    engines = [one.get("engine") or {} for one in rollouts if one.get("lag") != "flying"]
+    named = [engine.get("servers", 0) for engine in engines if engine.get("name") == "native"]
+    return max((one if isinstance(one, int) else len(one) for one in named), default=0)
 
 
 def _shape(run: Path, stage: str, path: str) -> Shape:

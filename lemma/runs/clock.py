@@ -40,6 +40,9 @@ class Clock:
         self.tokens += report.tokens
         self.flops += report.flops
 
+    def add_server_seconds(self, seconds: float) -> None:
+        self.spent["server"] = self.spent.get("server", 0.0) + seconds
+
     def move(self, source: str, target: str, seconds: float) -> None:
         """Move this much time from one part to another."""
         self.spent[source] = self.spent.get(source, 0.0) - seconds

@@ -10,7 +10,7 @@ import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.files import from_json
-from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, speakers, world_size
+from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, world_size
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.native.engine import BLOCK
 from lemma.engines.native.sizes import bytes_per_token
@@ -108,7 +108,7 @@ def fit_budget(
         precision,
         torch.cuda.get_device_properties(device).total_memory,
         token_budget=batch.token_budget,
-        with_engine=with_engine and speakers() is None and not _samples_elsewhere(stage) and stage.shard != "weights",
+        with_engine=with_engine and not _samples_elsewhere(stage) and stage.shard != "weights",
         moments=moments,
         **beside,
         ranks=world_size(),

@@ -17,7 +17,7 @@ from lemma.core.collector import set_aside
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Progressed, Said, Sink, Tell, telling
 from lemma.core.outside import training
-from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
+from lemma.core.ranks import from_leader, is_leader, together, use_slots, world_size
 from lemma.formats import Format
 from lemma.learning.divergence import Diverged
 from lemma.models.load_model import pick_device
@@ -27,7 +27,7 @@ from lemma.runs.fitted import what_to_split
 from lemma.runs.lengthening import lengthen
 from lemma.runs.run_checks import check_flying, check_inputs, check_split, split_refusal
 from lemma.runs.run_folder import RunFolder
-from lemma.runs.run_options import RunOptions, StageOptions, stage_before, taught_in
+from lemma.runs.run_options import RunOptions, StageOptions, slot_servers, stage_before, taught_in
 from lemma.runs.stage import Stage
 from lemma.runs.stopping import Stopped, StopSignal
 
@@ -122,8 +122,12 @@ def _begun(
     if not fresh and folder.facts() is not None:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
         _check_version(folder, recipe)
-    threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or usual_slots()
+    threads, slots = recipe.run.threads or torch.get_num_threads(), _usual_slots(recipe)
     return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
+
+
+def _usual_slots(recipe: RecipeLike) -> int:
+    return recipe.cluster.slots_for(world_size(), slot_servers(recipe.stages))
 
 
 def _check_version(folder: RunFolder, recipe: RecipeLike) -> None:
@@ -155,11 +159,7 @@ def _take_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], rec
             fix=f"write `slots: {recorded}`, or start over with --fresh",
         )
     use_slots(recorded)
-    link = speakers()
-    # Responses in flight are assigned to all speakers one by one, not by slots.
-    lags = [stage.rollout.lag for stage in stages.values() if hasattr(stage, "rollout")]
-    is_dealt = link is not None and any(lag != "flying" for lag in lags)
-    for count, who in ((world_size(), "ranks"), (len(link.ranks) if link and is_dealt else 0, "speakers")):
+    for count, who in ((world_size(), "ranks"), (slot_servers(stages), "generation servers")):
         if recorded < count:
             sink(
                 Said(

@@ -90,11 +90,9 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
             "write `eval.engine: {name: native, servers: 1}`, evaluate the final model with `lemma eval`, or write "
             "`shard: gradients`",
         )
-    if isinstance(engine, NativeOptions) and cluster.speakers:
-        return None
     return (
         f"leaves no whole weights in the ranks that learn for the {engine.name} engine of stages.{name}",
-        "write `rollout.engine: {name: vllm, mode: server}`, or `cluster.speakers: 1` for the native engine",
+        "let servers generate: write `rollout.engine: {name: native, servers: 1}`, or vLLM with `mode: server`",
     )
 
 

@@ -81,6 +81,11 @@ class StageOptions(Options):
     log_every: int = Field(1, ge=1)
     """Steps between rows of metrics."""
 
+    @property
+    def slot_servers(self) -> int:
+        """How many generation servers are given a slot each."""
+        return 0
+
     @model_validator(mode="after")
     def _ends(self) -> StageOptions:
         for name, most in (("steps", MOST_STEPS), ("epochs", MOST_EPOCHS)):
@@ -103,6 +108,11 @@ class StageOptions(Options):
     def run(self, stage: Stage, fmt: Format) -> None:
         """The loop of this kind of stage, imported when it is needed."""
         raise NotImplementedError
+
+
+def slot_servers(stages: Mapping[str, StageOptions]) -> int:
+    """The most generation servers that are given a slot each, in any stage."""
+    return max((stage.slot_servers for stage in stages.values()), default=0)
 
 
 def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from lemma.core.errors import Interruption
-from lemma.core.ranks import gather_over_ranks, is_stop_asked, may_leave
+from lemma.core.ranks import gather_over_ranks, may_leave
 
 
 class Stopped(Exception):
@@ -42,7 +42,7 @@ class StopSignal:
 
     def is_agreed(self) -> bool:
         """Whether any rank was asked to stop; all ranks get the same answer."""
-        return any(gather_over_ranks(self.asked or is_stop_asked(), "whether to stop"))
+        return any(gather_over_ranks(self.asked, "whether to stop"))
 
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -26,9 +25,9 @@ from lemma.core.events import Sink
 from lemma.core.faults import fault_point
 from lemma.engines import make_engine
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, Sampling, generate
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request
 from lemma.engines.remote.native_servers import layout_of
-from lemma.engines.remote.weights_probe import NEW_TOKENS, policy_logprobs
+from lemma.engines.remote.weights_probe import policy_logprobs
 from lemma.models.load_model import build_policy, pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
@@ -181,20 +180,12 @@ class RolloutHost:
         return {}
 
     def probe(self, order: dict[str, Any]) -> dict[str, Any]:
-        """What the engine draws after a prompt, as much of it as the cache holds; where it has other work, what the
-        policy says about the prompt: they share their weights."""
-        policy, engine = self._policy, self._engine
-        if policy is None or engine is None or order["id"] != self._id or order["version"] != self._version:
+        """What the policy says about a prompt. The engine generates with the same weights, and may have other work."""
+        policy = self._policy
+        if policy is None or order["id"] != self._id or order["version"] != self._version:
             return {"is_stale": True}
         prompt = [int(token) for token in order["prompt"]]
-        if engine.is_busy or self._holder is not None:
-            return {"ids": prompt, "logprobs": policy_logprobs(policy, prompt).tolist()}
-        room = min(engine.context, engine.context if engine.capacity is None else engine.capacity)
-        given = prompt[: max(1, min(len(prompt), room - NEW_TOKENS))]
-        sampling = Sampling(max_tokens=max(1, min(NEW_TOKENS, room - len(given))), ignore_eos=True)
-        (completion,) = generate(engine, [Request(("probe",), np.array(given, dtype=np.int64), sampling)])
-        engine.reset_prefix_cache()
-        return {"ids": [*given, *completion.ids.tolist()], "logprobs": completion.logprobs.tolist()}
+        return {"ids": prompt, "logprobs": policy_logprobs(policy, prompt).tolist()}
 
     def end(self, session: str) -> None:
         """Nothing more of this session is wanted."""
@@ -227,22 +218,26 @@ class RolloutHost:
         for work in waiting:
             if work.is_over:
                 continue
+            if self._holder is not None and work.session == self._holder.session and not work.start:
+                self.end(work.session)  # its client lost the connection, and begins again
             if self._is_stale(work):
                 self._finish(work, {"is_stale": True})
             elif self._holder is not None and work.session == self._holder.session:
-                self._begin(work, self._holder)
+                if work.start == self._holder.begun:
+                    self._next_batch(work)
+                else:
+                    self._finish(work, {"is_unknown": True})
             elif is_blocked or not self._is_free_for(work, now):
                 is_blocked = True
                 self._queue.append(work)
-            elif work.session is None:
-                self._next_batch(work)
             elif work.start:
                 self._finish(work, {"is_unknown": True})
             else:
-                assert self._engine is not None
-                self._engine.reset_prefix_cache()
-                self._holder = _Holder(work.session, 0, now, work.is_whole)
-                self._begin(work, self._holder)
+                if work.session is not None:
+                    assert self._engine is not None
+                    self._engine.reset_prefix_cache()
+                    self._holder = _Holder(work.session, 0, now, work.is_whole)
+                self._next_batch(work)
 
     def _is_stale(self, work: Work) -> bool:
         return self._engine is None or work.model != self._id or work.version > self._version
@@ -253,18 +248,6 @@ class RolloutHost:
         if work.session is not None:
             return self._holder is None and not self._owners
         return self._holder is None and not any(request.key in self._owners for request in work.batches[0])
-
-    def _begin(self, work: Work, holder: _Holder) -> None:
-        if work.start == 0 and holder.begun:  # its client lost the connection
-            for other in {other for other in self._owners.values() if other is not work}:
-                self._drop(other)
-            assert self._engine is not None
-            self._engine.reset_prefix_cache()
-            self._holder = holder = _Holder(holder.session, 0, holder.touched, work.is_whole)
-        if work.start != holder.begun:
-            self._finish(work, {"is_unknown": True})
-            return
-        self._next_batch(work)
 
     def _next_batch(self, work: Work) -> None:
         """Hand the next batch of this work to the engine, or end it after its last."""

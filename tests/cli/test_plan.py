@@ -17,7 +17,7 @@ import yaml
 
 from lemma.cli import main
 from lemma.config.load import load_values
-from lemma.core.ranks import RankWorld, SpeakerLink, joined, use_slots, usual_slots
+from lemma.core.ranks import RankWorld, joined, use_slots
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.load_model import load_for_inference
 from lemma.planning.data_amounts import Amount
@@ -25,6 +25,7 @@ from lemma.planning.plan_words import describe, length_in_words
 from lemma.planning.stage_memory import memory_warnings
 from lemma.recipe import Recipe, load_recipe
 from lemma.runs.fitted import fit_budget
+from lemma.runs.run import _usual_slots
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
 from tests.hub import Hub, serve
@@ -138,14 +139,14 @@ def test_a_run_begins_with_what_its_data_need(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "speakers", "slots", "learners"),
+    ("ranks", "servers", "slots"),
     [
-        *((None, 0, None, 1), (4, 0, None, 4), (2, 0, 8, 2), (4, 0, 2, 4)),
-        *((None, 2, None, 1), (3, 2, None, 1), (4, 2, None, 2), (8, 5, None, 3), (3, 2, 6, 1)),
+        *((None, 0, None), (4, 0, None), (2, 0, 8), (4, 0, 2)),
+        *((None, 2, None), (1, 2, None), (2, 2, None), (3, 5, None), (1, 2, 6)),
     ],
 )
 def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
-    ranks: int | None, speakers: int, slots: int | None, learners: int, monkeypatch: pytest.MonkeyPatch
+    ranks: int | None, servers: int, slots: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: dict[str, float] = {}
 
@@ -156,13 +157,13 @@ def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
         monkeypatch.setattr(f"{module}.host_memory", lambda: 2**30)
     monkeypatch.setattr("lemma.planning.stage_memory.host_budget", budget_of("plan"))
     monkeypatch.setattr("lemma.runs.fitted.host_budget", budget_of("run"))
-    cluster = {"ranks": ranks, "speakers": speakers, "slots": slots}
-    recipe = load_values(Recipe, {"run": {"device": "cpu"}, "cluster": cluster, "stages": {"grpo": {"steps": 1}}}, [])
+    cluster = {"ranks": ranks, "slots": slots}
+    grpo = {"steps": 1, "rollout": {"engine": {"name": "native", "servers": servers}}}
+    recipe = load_values(Recipe, {"run": {"device": "cpu"}, "cluster": cluster, "stages": {"grpo": grpo}}, [])
     describe(recipe)
-    link = SpeakerLink(range(learners, learners + speakers), []) if speakers else None
-    with joined(RankWorld(size=learners, link=link)):
+    with joined(RankWorld(size=ranks or 1)):
         monkeypatch.setattr("lemma.runs.fitted.gather_over_ranks", lambda value: [value])
-        use_slots(recipe.cluster.slots or usual_slots())
+        use_slots(_usual_slots(recipe))
         options = next(iter(recipe.stages.values()))
         stage: Any = SimpleNamespace(model=recipe.model, options=options, say=lambda text: None)
         fit_budget(stage, tiny_policy(), BudgetOptions(), OptimOptions())

@@ -63,7 +63,7 @@ stages:
     ("options", "said"),
     [
         (["--ranks", "0"], "--ranks 0 is not a number of processes"),
-        (["--ranks", "2", "--speakers", "2"], "--ranks 2 leaves nobody to learn next to 2 speakers"),
+        (["--speakers", "2"], "any more, servers do; write `rollout.engine: {name: native, servers: 2}` in the stage"),
         (["--ranks", "2", "--set", "cluster.shard=weights"], "cluster.shard: weights leaves no whole weights"),
         ([*FLYING, "--set", "stages.rl.rollout.engine=transformers"], "of the engine transformers cannot continue"),
     ],

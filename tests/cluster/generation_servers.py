@@ -15,11 +15,12 @@ KEY = "known to both"
 
 
 class ForkedServer:
-    """A native generation server at a port of its own; `fault` is LEMMA_FAULT there."""
+    """A native generation server at a port of its own; `fault` is LEMMA_FAULT there. If it `holds`, responses of steps
+    after the next one wait for the next weights once nothing else is left."""
 
-    def __init__(self, folder: Path, port: int | None = None, fault: str = ""):
+    def __init__(self, folder: Path, port: int | None = None, fault: str = "", *, holds: bool = False):
         self.port = port or free_port()
-        self._process = CONTEXT.Process(target=_serve, args=(self.port, str(folder), fault), daemon=True)
+        self._process = CONTEXT.Process(target=_serve, args=(self.port, str(folder), fault, holds), daemon=True)
         self._process.start()
 
     @property
@@ -46,9 +47,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def forked_servers(folder: Path, count: int, *faults: str) -> Iterator[list[ForkedServer]]:
+def forked_servers(folder: Path, count: int, *faults: str, holds: bool = False) -> Iterator[list[ForkedServer]]:
     """So many servers, each with its fault, if there is one for it."""
-    servers = [ForkedServer(folder, fault="".join(faults[n : n + 1])) for n in range(count)]
+    servers = [ForkedServer(folder, fault="".join(faults[n : n + 1]), holds=holds) for n in range(count)]
     try:
         for server in servers:
             wait_for(server.is_listening)
@@ -58,7 +59,7 @@ def forked_servers(folder: Path, count: int, *faults: str) -> Iterator[list[Fork
             server.kill()
 
 
-def _serve(port: int, folder: str, fault: str) -> None:
+def _serve(port: int, folder: str, fault: str, holds: bool) -> None:
     import tempfile
 
     import torch
@@ -69,4 +70,28 @@ def _serve(port: int, folder: str, fault: str) -> None:
     os.environ |= {KEY_VARIABLE: KEY, "LEMMA_FAULT": fault}
     tempfile.tempdir = folder
     torch.set_num_threads(1)
+    if holds:
+        _hold_what_flies()
     serve_rollouts(None, "127.0.0.1", port)
+
+
+def _hold_what_flies() -> None:
+    """Each response gets its first tokens before it is held."""
+    from lemma.serving.rollout_host import RolloutHost
+
+    admit, begun = RolloutHost._admit, set[tuple[str, object]]()
+
+    def held(host: RolloutHost) -> None:
+        admit(host)
+        while host._owners and host._holder is None:
+            keys, steps = {(host._id, key) for key in host._owners}, {int(key[1]) for key in host._owners}
+            is_over = any(work.is_over for work in host._owners.values())
+            if is_over or not keys <= begun or min(steps) <= host._version + 1:
+                begun.update(keys)
+                return
+            host._wake.wait(0.01)
+            host._wake.clear()
+            host._obey()
+            admit(host)
+
+    RolloutHost._admit = held  # type: ignore[method-assign]

@@ -6,17 +6,18 @@ import ast
 import json
 import os
 import threading
-import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lemma.engines.remote.server_guard import KEY_VARIABLE
 from tests.cluster.crew import Crew
+from tests.cluster.generation_servers import KEY, forked_servers
 from tests.cluster.test_rl_ranks import recipe_of, samples
-from tests.cluster.test_run_ranks import outcome
-from tests.cluster.test_speakers import trained_or_spoken
+from tests.cluster.test_run_ranks import outcome, trained
 
 LAG = {"steps": 4, "checkpoint": {"every": 2}, "rollout": {"max_tokens": 4, "lag": 2}}
 STAGES: dict[str, dict[str, Any]] = {
@@ -31,15 +32,13 @@ STAGES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str = "") -> tuple[set[str], str]:
+def sampled_by(content: dict[str, Any], fault: str = "") -> tuple[set[str], str]:
     """The threads that sampled steps on this rank, and what went wrong."""
-    from lemma.cluster.speaker import Speaker
     from lemma.core import faults
     from lemma.rollouts import RolloutCollector, World
 
     threads, at_work = set(), set()
-    step, look_up, close = RolloutCollector.step, Speaker._look_up, World.close
-    Speaker._look_up = _waits_for_weights(look_up)  # type: ignore[method-assign]
+    step, close = RolloutCollector.step, World.close
 
     def noted(collector: RolloutCollector, *numbers: int) -> Any:
         threads.add(threading.current_thread().name)
@@ -55,55 +54,52 @@ def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str
 
     RolloutCollector.step, World.close = noted, closed  # type: ignore[method-assign]
     faults._visits.clear()
-    os.environ["LEMMA_FAULT"] = fault
+    os.environ |= {"LEMMA_FAULT": fault, KEY_VARIABLE: KEY}
     try:
-        trained_or_spoken(content, learners, speakers)
-    except (OSError, AssertionError) as error:  # the speakers lose those who learn
+        trained(content)
+    except OSError as error:
         assert fault
         return threads, str(error)
     finally:
-        RolloutCollector.step, Speaker._look_up, World.close = step, look_up, close  # type: ignore[method-assign]
+        RolloutCollector.step, World.close = step, close  # type: ignore[method-assign]
         os.environ["LEMMA_FAULT"] = ""
     return threads, ""
 
 
-def _waits_for_weights(look_up: Any) -> Any:
-    """A speaker whose responses fly holds them once it has nothing left of the step that is learnt from next. So the
-    new weights find them in the middle, however fast it is."""
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The addresses of two generation servers. Responses that fly are held there once nothing is left of the step that
+    is learnt from next: so the new weights find them in the middle, however fast the servers are."""
+    with forked_servers(tmp_path_factory.mktemp("servers"), 2, holds=True) as both:
+        yield [one.url for one in both]
 
-    def held(speaker: Any, sessions: Any, engine: Any) -> None:
-        look_up(speaker, sessions, engine)
-        while any(one.is_partial for one in sessions) and not any(one.is_ended for one in sessions):
-            steps = {key[1] for one in sessions for key in one.keys}
-            if not steps or min(steps) <= engine.version + 1:
-                return
-            time.sleep(0.01)
-            look_up(speaker, sessions, engine)
 
-    return held
+def served(stage: dict[str, Any], urls: list[str], **rollout: Any) -> dict[str, Any]:
+    engine = {"engine": {"name": "native", "servers": urls}} if urls else {}
+    return stage | {"rollout": stage["rollout"] | rollout | engine}
 
 
 @pytest.mark.parametrize("name", ["dapo", "game"])
-def test_steps_are_sampled_beside_the_learner(crew: Crew, tmp_path: Path, name: str) -> None:
-    crew.run(4, sampled_by, recipe_of(tmp_path, "alone", STAGES[name], slots=2), 1, 0)
-    content = recipe_of(tmp_path, "beside", STAGES[name], slots=2)
-    broken = crew.run(4, sampled_by, content, 2, 2, f"rl.before_update:{3 if name == 'dapo' else 1}:EIO")
-    assert all("Input/output" in said for _, said in broken[:2])
-    first, second, *_ = crew.run(4, sampled_by, content, 2, 2)
+def test_steps_are_sampled_beside_the_learner(crew: Crew, pair: list[str], tmp_path: Path, name: str) -> None:
+    crew.run(1, sampled_by, recipe_of(tmp_path, "alone", STAGES[name], slots=2))
+    content = recipe_of(tmp_path, "beside", served(STAGES[name], pair), slots=2)
+    broken = crew.run(2, sampled_by, content, f"rl.before_update:{3 if name == 'dapo' else 1}:EIO")
+    assert all("Input/output" in said for _, said in broken)
+    first, second = crew.run(2, sampled_by, content)
     assert first[0] == second[0] == {"MainThread", "sampling ahead"}
     assert outcome(tmp_path / "beside") == outcome(tmp_path / "alone")
     assert samples(tmp_path / "beside") == samples(tmp_path / "alone")
 
 
-@pytest.mark.parametrize(("name", "speakers"), [("dapo", 0), ("game", 1), ("validated", 2)])
-def test_responses_fly_on_two_ranks(crew: Crew, tmp_path: Path, name: str, speakers: int) -> None:
+@pytest.mark.parametrize(("name", "servers"), [("dapo", 0), ("game", 1), ("validated", 2)])
+def test_responses_fly_on_two_ranks(crew: Crew, pair: list[str], tmp_path: Path, name: str, servers: int) -> None:
     """Interrupted on both in the middle: whole groups all the same, and no draw in two steps."""
-    flying = {"max_tokens": 24, "stop": ["p"], "lag": "flying", "lag_limit": 1 if speakers else 2}
-    content = recipe_of(tmp_path, "run", STAGES[name] | {"rollout": flying}, slots=2)
-    broken = crew.run(4, sampled_by, content, 2, speakers, "rl.before_update:3:EIO")
-    assert all("Input/output" in said for _, said in broken[:2])
+    flying = {"max_tokens": 24, "stop": ["p"], "lag": "flying", "lag_limit": 1 if servers else 2}
+    content = recipe_of(tmp_path, "run", served(STAGES[name], pair[:servers], **flying), slots=2)
+    broken = crew.run(2, sampled_by, content, "rl.before_update:3:EIO")
+    assert all("Input/output" in said for _, said in broken)
     before = samples(tmp_path / "run")
-    crew.run(4, sampled_by, content, 2, speakers)
+    crew.run(2, sampled_by, content)
     found = samples(tmp_path / "run")
     assert set(before) < set(found), "what was sampled is not sampled again"
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

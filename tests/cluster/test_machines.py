@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lemma.engines.remote.server_guard import KEY_VARIABLE
 from tests.cluster.forked import wait_for
 from tests.cluster.machines import ADDRESSES, NAMES, PORT, Machine, Pair, missing
 
@@ -230,9 +231,19 @@ def test_an_interruption_on_one_machine_stops_both_in_good_order(pair: Pair, on_
 
 
 @machines
-def test_a_speaker_on_the_other_machine(pair: Pair, on_one: Outcome, tmp_path: Path) -> None:
-    command = [*prepare(tmp_path), "--speakers", "1"]
-    assert ended(start(pair.machines, tmp_path, [command] * 2)) == [0, 0], said(tmp_path)
+def test_a_server_on_the_other_machine(pair: Pair, on_one: Outcome, tmp_path: Path) -> None:
+    """It is sent the weights over the network."""
+    alpha, beta = pair.machines
+    variables = {KEY_VARIABLE: "known to both"}
+    words = ["serve", "tiny", "--rollouts", "--host", ADDRESSES[1], "--port", "8765"]
+    server = beta.lemma(words, tmp_path / "server", variables)
+    try:
+        engine = f"{{name: native, servers: ['http://{ADDRESSES[1]}:8765']}}"
+        command = [*prepare(tmp_path), "--set", f"stages.rl.rollout.engine={engine}"]
+        assert ended(start([alpha] * 2, tmp_path, [command] * 2, [variables] * 2)) == [0, 0], said(tmp_path)
+    finally:
+        server.kill()
+        server.join()
     assert outcome(tmp_path) == on_one
 
 

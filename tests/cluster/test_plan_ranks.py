@@ -126,7 +126,7 @@ def test_the_tables_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "Times are computed, not measured" in out and "guessed from its name" in out
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "a100-40", "--length", "64"]) == 1
     out = capsys.readouterr().out
-    assert "Only `shard: weights` fits." in out and "fits; samples then come from vLLM servers or speakers." in out
+    assert "Only `shard: weights` fits." in out and "fits; samples then come from generation servers." in out
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "2", "--gpu", "l4"]) == 1
     out = capsys.readouterr().out
     assert "Nothing fits" in out

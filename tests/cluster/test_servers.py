@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lemma.cli import main
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.ranks import RankWorld, joined
 from lemma.engines.remote import server_client, servers
@@ -72,10 +73,11 @@ def check_same(folder: Path, kind: str = "") -> None:
     assert samples(folder / "served") == samples(folder / "alone")
 
 
-def test_an_adapter_and_a_server_of_its_own(tmp_path: Path) -> None:
-    """Lemma starts it, and only the adapter travels."""
+def test_an_adapter_and_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lemma starts it, and again when it dies in the second step; only the adapter travels."""
     model = {"model": MODEL | {"lora": {"r": 4}}}
     alone(recipe_of(tmp_path, "alone", GRPO, slots=1) | model)
+    monkeypatch.setenv("LEMMA_FAULT", "server.sample:30")
     alone(recipe_of(tmp_path, "served", served(GRPO, 1), slots=1) | model)
     check_same(tmp_path, "merged")
     for row in timings(tmp_path / "served"):
@@ -221,3 +223,11 @@ def test_a_trainer_with_another_key_is_told(pair: list[str], tmp_path: Path, mon
     monkeypatch.setenv(KEY_VARIABLE, "another")
     with pytest.raises(UserError, match=r"does not serve: it knows another key; start it with `lemma serve MODEL --ro"):
         alone(recipe_of(tmp_path, "served", served(GRPO, pair[:1]), slots=1))
+
+
+def test_a_server_without_a_key_does_not_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert main(["serve", "tiny", "--rollouts"]) == 2
+    assert f"a key that the trainer knows too: {KEY_VARIABLE} is not set; set it on both" in capsys.readouterr().err

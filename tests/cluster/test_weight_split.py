@@ -31,10 +31,7 @@ from lemma.recipe import Recipe
 from lemma.runs.run_checks import check_split
 from tests.cluster.crew import Crew
 from tests.cluster.forked import Forked, lemma_rank
-from tests.cluster.test_rl_ranks import ALGORITHMS
-from tests.cluster.test_rl_ranks import recipe_of as rl_recipe
 from tests.cluster.test_run_ranks import PREFERENCE, SFT, TINY, pairs, recipe_of, trained  # noqa: F401
-from tests.cluster.test_speakers import trained_or_spoken
 from tests.learning.test_invariance import MAKE, items_of
 from tests.models.small import CPU, SHAPE, in_float64, relative, tiny_policy, trajectories
 
@@ -235,17 +232,6 @@ def test_a_preference_run(crew: Crew, tmp_path: Path, pairs: Path) -> None:  # n
     for name in ("config.json", "generation_config.json"):
         one, other = (json.loads((tmp_path / r / "stages/stage/final" / name).read_text()) for r in ("none", "weights"))
         assert one == other
-
-
-def test_reinforcement_with_speakers(crew: Crew, tmp_path: Path) -> None:
-    """A KL to a reference, which is split too; the native engine works in ranks that only generate."""
-    algorithm = ALGORITHMS["grpo"]["algorithm"] | {"kl": 0.05}
-    alone = rl_recipe(tmp_path, "alone", {"algorithm": algorithm}, slots=2)
-    crew.run(1, trained, alone)
-    split = rl_recipe(tmp_path, "split", {"algorithm": algorithm}, slots=2)
-    split["cluster"] = {"slots": 2, "shard": "weights", "speakers": 2}
-    crew.run(4, trained_or_spoken, split, 2, 2)
-    check_runs(tmp_path / "split", tmp_path / "alone", 1e-4)
 
 
 def test_a_rank_that_dies_is_missed_in_the_next_pass(crew: Crew, tmp_path: Path) -> None:

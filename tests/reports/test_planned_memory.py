@@ -32,8 +32,9 @@ def test_by_the_recipe_before_a_stage_has_started(tmp_path: Path) -> None:
     assert planned_gib(tmp_path, recipe_of(), "sft") == planned()
     found = planned_gib(tmp_path, recipe_of(ranks=4, shard="gradients"), "sft")
     assert found == planned(ranks=4, shard="gradients") != planned()
-    assert planned_gib(tmp_path, recipe_of(ranks=4, speakers=1), "sft") == planned(ranks=3)
-    assert planned_gib(tmp_path, recipe_of(ranks=4, speakers=3), "sft") == planned(slots=3)
+    served = recipe_of()
+    served["stages"]["grpo"]["rollout"]["engine"]["servers"] = 3
+    assert planned_gib(tmp_path, served, "sft") == planned(slots=3)
     assert planned_gib(tmp_path, recipe_of(slots=4), "sft") == planned(slots=4)
     on_gpus = recipe_of("auto", ranks=4)
     assert planned_gib(tmp_path, on_gpus, "sft") == planned(device="auto", ranks=4, shard="optimiser")

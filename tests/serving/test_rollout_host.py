@@ -3,11 +3,13 @@ left of those that went wrong or went away."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from starlette.applications import Starlette
 
 from lemma.core.errors import UserError
 from lemma.core.events import silent
@@ -17,6 +19,7 @@ from lemma.engines.remote.rollout_wire import completion_as_json, completion_of,
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions
 from lemma.serving import rollout_host
+from lemma.serving.http_server import HttpServer
 from lemma.serving.rollout_host import RolloutHost, Sample, Work
 from tests.cluster.test_rl_ranks import MODEL
 
@@ -180,3 +183,12 @@ def test_what_is_sent_is_read_to_the_last_bit(served: Served) -> None:
 def test_what_is_no_request_is_refused(content: Any) -> None:
     with pytest.raises(EngineError, match="this is not a request for samples"):
         request_of(content)
+
+
+def test_small_pieces_of_an_answer_are_sent_at_once() -> None:
+    """Connections inherit it from the listener; asyncio sets it for none that names no protocol."""
+    server = HttpServer(Starlette()).start()
+    try:
+        assert server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    finally:
+        server.close()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-import lemma
 from lemma.core import ranks
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import EngineError
@@ -19,14 +18,11 @@ from lemma.engines.remote.rollout_wire import LOAD, PROBE, WEIGHTS
 from lemma.engines.remote.server_client import ServerClient
 from lemma.engines.remote.server_gpus import gpus_of_servers
 from lemma.engines.remote.server_options import ServerOptions
-from lemma.engines.remote.server_process import ServerProcess
+from lemma.engines.remote.server_process import ServerProcess, own_environment
 from lemma.engines.remote.servers import Counts, Servers
 from lemma.engines.remote.weight_files import write_buckets
 from lemma.engines.remote.weights_probe import ProbeScores, probe_prompt
 from lemma.models.policy import Policy
-
-# Variables of torch.distributed, which a server must not inherit: it is not a rank.
-OF_RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 class NativeServers(Servers):
@@ -77,11 +73,8 @@ class NativeServers(Servers):
         write_buckets(state, self.policy.dtype, folder, keep=ranks.is_leader())
 
     def command(self, number: int, port: int) -> tuple[list[str], Mapping[str, str]]:
-        root = str(Path(lemma.__file__).resolve().parents[1])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        own = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
         gpus = gpus_of_servers(self.policy.device.type, self.options, number)
-        variables = own | gpus | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self.folder)}
+        variables = own_environment() | gpus | {"TMPDIR": str(self.folder)}
         return [sys.executable, "-m", "lemma.serving.rollout_server", "--port", str(port)], variables
 
     def prepare(self, client: ServerClient, *, is_own: bool) -> None:

@@ -8,13 +8,12 @@ balanced over the servers one request at a time, and run together.
 
 from __future__ import annotations
 
-import queue
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +24,9 @@ from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, check_request
 from lemma.engines.remote.native_servers import NativeServers
 from lemma.engines.remote.rollout_wire import END, GENERATE, completion_of, request_as_json
+from lemma.engines.remote.served_jobs import ServedJobs
 from lemma.engines.remote.server_client import ServerReply
-from lemma.engines.remote.server_pool import Member, ServerPool
-from lemma.engines.remote.servers import WAIT_SECONDS
+from lemma.engines.remote.server_pool import Member
 from lemma.engines.remote.weights_folder import WeightsFolder
 from lemma.models.policy import Policy
 
@@ -87,7 +86,7 @@ class RolloutJob:
         return sum((len(one.prompt) + one.sampling.max_tokens) * one.n for batch in self.batches for one in batch)
 
 
-class RemoteEngine(Engine):
+class RemoteEngine(ServedJobs, Engine):
     """See `lemma.engines.protocol.Engine`. Every rank has one, on the same servers; the first rank publishes weights.
 
     `spent` is called with the seconds that servers worked for this rank. With `is_partial`, requests that are submitted
@@ -96,6 +95,7 @@ class RemoteEngine(Engine):
 
     has_own_devices = True
     updates_in_flight = True
+    servers: NativeServers
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class RemoteEngine(Engine):
         self._prefix, self._count = secrets.token_hex(4), 0
         self._heard = time.monotonic()
         self._folder = WeightsFolder()
-        self._servers = NativeServers(policy, options, cache, seed, self._folder.path, self._ask_again)
+        self.servers = NativeServers(policy, options, cache, seed, self._folder.path, self._ask_again)
         self._use(self._new_session())
         try:
-            self._servers.write_weights()
-            self._servers.start()
-            facts = ranks.from_leader(lambda: self._servers.facts, PLACE)
-            self.difference = self._servers.check(0)
+            self.servers.write_weights()
+            self.servers.start()
+            facts = ranks.from_leader(lambda: self.servers.facts, PLACE)
+            self.difference = self.servers.check(0)
         except BaseException:
             self.close()
             raise
@@ -133,10 +133,6 @@ class RemoteEngine(Engine):
     @property
     def capacity(self) -> int | None:
         return self._capacity
-
-    @property
-    def pool(self) -> ServerPool:
-        return self._servers.pool
 
     # --- slots -----------------------------------------------------------------------------------------------------
 
@@ -215,8 +211,6 @@ class RemoteEngine(Engine):
 
     def work(self) -> None:
         session = self._current
-        if not self.pool.members:
-            raise EngineError("the engine of the generation servers is closed", fix="make another engine")
         self._flush(session)
         if session.failure is not None:
             failure, session.failure = session.failure, None
@@ -231,10 +225,10 @@ class RemoteEngine(Engine):
 
     def update_weights(self, version: int) -> None:
         """Publish the weights, and compare every server's log-probabilities with the policy's."""
-        self.version = self._servers.version = version
-        self._servers.write_weights()
-        ranks.from_leader(self._servers.publish, WEIGHTS)
-        self.difference = self._servers.check(version)
+        self.version = self.servers.version = version
+        self.servers.write_weights()
+        ranks.from_leader(self.servers.publish, WEIGHTS)
+        self.difference = self.servers.check(version)
         if self._current.alone:  # servers have dropped their caches, as an engine does here
             self._end(self._current)
             self._use(self._new_session())
@@ -245,7 +239,7 @@ class RemoteEngine(Engine):
     def close(self) -> None:
         for job in list(self._jobs.values()):
             self._abort(job)
-        self._servers.close()
+        self.servers.close()
         self._folder.remove()
 
     # --- asking and taking -----------------------------------------------------------------------------------------
@@ -281,7 +275,7 @@ class RemoteEngine(Engine):
         client = self.pool.give(job.name, job.tokens, session.member if session.alone else None)
         assert client is not None
         body = {
-            "id": self._servers.load_id,
+            "id": self.servers.load_id,
             "version": self.version,
             "session": session.name if session.alone else None,
             "start": job.start,
@@ -296,47 +290,23 @@ class RemoteEngine(Engine):
             self._abort(other)
         job.start, job.batches = 0, list(job.session.history)
 
-    def _ask_again(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name in self._jobs:
-                self._ask(self._jobs[name])
-
     def _abort(self, job: RolloutJob) -> None:
         self._jobs.pop(job.name, None)
-        self._waiting.pop(job.name, None)
-        holder = self.pool.holder(job.name)
-        self.pool.release(job.name)
-        if holder is not None and holder.client is not None:
-            holder.client.drop(job.name)
+        super()._abort(job)
 
     def _advance(self) -> None:
-        """Wait for one reply and take all that have arrived; then look after the servers."""
-        replies = []
+        """Take the replies that have come; then look after the servers."""
         self._is_waiting.set()
-        with suppress(queue.Empty):
-            replies.append(self.pool.replies.get(timeout=WAIT_SECONDS))
-            while True:
-                replies.append(self.pool.replies.get_nowait())
+        for job, member, reply in self._replies():
+            self._is_waiting.clear()
+            self._take(job, member, reply)
         self._is_waiting.clear()
-        for reply in replies:
-            self._take(reply)
-        try:
-            self._servers.look_after()
-        except EngineError:
-            self._jobs.clear()
-            raise
-        if self.pool.up:
-            waiting, self._waiting = self._waiting, {}
-            for job in waiting.values():
-                self._ask(job)
+        self._look_after()
         if time.monotonic() - self._heard > self.options.answer_seconds:
             self._current.fail(EngineError(f"no sample came for {self.options.answer_seconds:g} seconds"))
 
-    def _take(self, reply: ServerReply) -> None:
-        job, member = self._jobs.get(reply.name), self.pool.holder(reply.name)
-        if job is None or member is None or member.client is None or reply.source is not member.client:
-            return
-        self.pool.note(member)
+    def _take(self, job: RolloutJob, member: Member, reply: ServerReply) -> None:
+        assert member.client is not None
         if reply.status == 200 and reply.body is not None:
             self._take_line(job, member, reply.body)
         elif reply.status == 200:
@@ -358,7 +328,7 @@ class RemoteEngine(Engine):
             self._abort(job)
             session.fail(EngineError(line["error"], fix=line.get("fix")))
         elif line.get("is_stale"):  # it has other weights, or none: it was started again
-            self._servers.lose(member)
+            self.servers.lose(member)
         else:  # it does not know what this session did before
             self.pool.release(job.name)
             self._begin_again(job)
@@ -367,7 +337,7 @@ class RemoteEngine(Engine):
     def _lost_connection(self, job: RolloutJob, member: Member) -> None:
         assert member.client is not None
         if not member.client.is_well():
-            self._servers.lose(member)
+            self.servers.lose(member)
             return
         self.pool.release(job.name)
         if job.session.alone:

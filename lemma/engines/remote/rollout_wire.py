@@ -5,13 +5,15 @@ Numbers in float32 are written so that they are read back to the last bit.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
 from lemma.engines.protocol import Completion, EngineError, Key, Request, Sampling
 
+NAMES = tuple(field.name for field in fields(Completion))
+ARRAYS = {"ids": np.int64, "logprobs": np.float32, "kept": np.float32}
 LOAD, WEIGHTS, PROBE, GENERATE, END = (
     f"/lemma/{what}" for what in ("load", "weights", "probe", "generate", "end")
 )  # fmt: skip
@@ -38,38 +40,12 @@ def key_of(content: Any) -> Key:
 
 
 def completion_as_json(completion: Completion) -> dict[str, Any]:
-    content = {
-        "key": list(completion.key),
-        "sample": completion.sample,
-        "ids": completion.ids.tolist(),
-        "logprobs": completion.logprobs.tolist(),
-        "finish": completion.finish,
-        "version": completion.policy_version,
-        "seconds": completion.seconds,
-        "first_seconds": completion.first_seconds,
-    }
-    if completion.kept.any():
-        content["kept"] = completion.kept.tolist()
-    if completion.spans:
-        content["spans"] = completion.spans
-    return content
+    content = {name: getattr(completion, name) for name in NAMES}
+    return content | {name: content[name].tolist() for name in ARRAYS}
 
 
 def completion_of(content: Any) -> Completion:
-    ids = np.array(content["ids"], dtype=np.int64)
-    logprobs = np.array(content["logprobs"], dtype=np.float32)
-    kept = np.array(content["kept"], dtype=np.float32) if "kept" in content else np.zeros(len(ids), np.float32)
-    if not (len(ids) == len(logprobs) == len(kept)):
-        raise ValueError("ids, log-probabilities and kept mass differ in number")
-    return Completion(
-        key_of(content["key"]),
-        int(content["sample"]),
-        ids,
-        logprobs,
-        kept,
-        content["finish"],
-        int(content["version"]),
-        float(content["seconds"]),
-        float(content["first_seconds"]),
-        tuple((int(first), int(version)) for first, version in content.get("spans", ())),
-    )
+    arrays = {name: np.array(content[name], dtype) for name, dtype in ARRAYS.items()}
+    spans = tuple((first, version) for first, version in content["spans"])
+    given = {name: content[name] for name in NAMES} | arrays
+    return Completion(**given | {"key": key_of(content["key"]), "spans": spans})

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from lemma.core.errors import UserError
 from lemma.engines.remote.process_group import kill_group
 
 KEY_VARIABLE = "LEMMA_SERVERS_KEY"
@@ -32,6 +33,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 def given_key() -> str | None:
     """The key of the servers in the environment, if there is one."""
     return os.environ.get(KEY_VARIABLE) or os.environ.get(OLD_KEY_VARIABLE) or None
+
+
+def check_key() -> None:
+    """Refuse to start a server for other machines without a key."""
+    if given_key() is None:
+        raise UserError(
+            f"the server needs a key that the trainer knows too: {KEY_VARIABLE} is not set",
+            fix=f"set it on both sides, for example to what `openssl rand -hex 16` prints: export {KEY_VARIABLE}=...",
+        )
 
 
 class Guard:

@@ -39,6 +39,11 @@ class ServerOptions(Options):
         return self
 
     @property
+    def has_own_devices(self) -> bool:
+        """Whether it generates in processes of its own."""
+        return bool(self.servers)
+
+    @property
     def shares_gpu(self) -> bool:
         """Whether a server that Lemma starts has the trainer's GPU."""
         return self.servers == 1 and self.gpus is None

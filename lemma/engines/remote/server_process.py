@@ -14,12 +14,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import lemma
 from lemma.engines.protocol import EngineError
 from lemma.engines.remote.process_group import kill_group
 from lemma.engines.remote.server_client import ServerClient, ServerReply
 from lemma.engines.remote.server_guard import KEY_VARIABLE, PARENT_VARIABLE
 
 POLL_SECONDS = 0.1
+# Variables of torch.distributed, which a server must not inherit.
+OF_RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 # What an error says that is not the cause itself.
 POINTERS = ("see root cause above", "see stack trace", "initialization failed", "engine core proc")
 
@@ -96,6 +99,14 @@ class ServerProcess(ServerClient):
         except BaseException:
             self.close()
             raise
+
+
+def own_environment() -> dict[str, str]:
+    """That of this process, without what makes it a rank; the same Lemma is found."""
+    root = str(Path(lemma.__file__).resolve().parents[1])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    own = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
+    return own | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def cause_in(log: str) -> str:

@@ -77,10 +77,6 @@ class Servers(ABC):
         """The first server that is up."""
         return self.pool.up[0].client if self.pool.up else None
 
-    @property
-    def restarts(self) -> int:
-        return max((member.deaths for member in self.pool.members), default=0)
-
     def start(self) -> None:
         if isinstance(self.options.servers, list):
             self._find(self.options.servers)
@@ -109,12 +105,7 @@ class Servers(ABC):
             if client.url in missing:
                 member.client, member.away, member.lost_at = None, client, time.monotonic()
                 warn(f"the {self.noun} {client.url} does not serve yet; the others begin without it")
-        ranks.from_leader(self._prepare_found, f"publishing weights to the {self.noun}s")
-
-    def _prepare_found(self) -> None:
-        self._published += 1
-        for member, _ in self.pool.each(lambda client: self.prepare(client, is_own=False)):
-            self.lose(member)
+        ranks.from_leader(lambda: self._prepare(is_own=False), f"publishing weights to the {self.noun}s")
 
     def _launch_all(self, count: int) -> None:
         """The first rank starts the servers and tells the others their addresses."""
@@ -130,8 +121,7 @@ class Servers(ABC):
             for member, server in zip(self.pool.members, started, strict=True):
                 server.wait_until_ready()
                 member.client, member.coming = server, None
-            for member, _ in self.pool.each(lambda client: self.prepare(client, is_own=True)):
-                self.lose(member)
+            self._prepare(is_own=True)
             return [(server.url, server.key) for server in started]
 
         addresses = ranks.from_leader(start, f"starting the {self.noun}s")
@@ -139,18 +129,17 @@ class Servers(ABC):
             clients = [ServerClient(url, key, self.pool.replies) for url, key in addresses]
             self.pool.members += [Member(number, client) for number, client in enumerate(clients)]
 
+    def _prepare(self, *, is_own: bool) -> None:
+        self._published += 1
+        for member, _ in self.pool.each(lambda client: self.prepare(client, is_own=is_own)):
+            self.lose(member)
+
     def _launch(self, member: Member) -> ServerProcess:
-        log = self.folder / f"server-{member.number}.log"
-        member.published = self._published
+        member.published, log = self._published, self.folder / f"server-{member.number}.log"
         member.coming = ServerProcess(
-            lambda port: self.command(member.number, port),
-            log,
-            self.options.start_seconds,
-            self.noun,
-            self.pool.replies,
-            self.key,
-            member.port,
-        )
+            lambda port: self.command(member.number, port), log, self.options.start_seconds, self.noun,
+            self.pool.replies, self.key, member.port,
+        )  # fmt: skip
         member.port = member.coming.port
         return member.coming
 
@@ -274,18 +263,12 @@ class Servers(ABC):
                 self.prepare(member.away, is_own=False)
             self._compare(member.away)
             return True
-        except (ConnectionError, EngineError) as error:
-            if "other weights" not in str(error) or ranks.is_leader():
-                return self._is_told(member, error)
+        except ConnectionError:
+            return False
+        except EngineError as error:
+            if (ranks.is_leader() or "other weights" not in str(error)) and member.number not in self._warned:
+                self._warned.add(member.number)
+                warn(f"the {self.noun} {member.away.url} is not used: {error}")
             return False
         finally:
-            passed = time.monotonic() - now
-            member.ask_after = time.monotonic() + max(RETRY_SECONDS, PATIENCE * passed)
-
-    def _is_told(self, member: Member, error: Exception) -> bool:
-        """Say once why a server that answers is not used."""
-        assert member.away is not None
-        if isinstance(error, EngineError) and member.number not in self._warned:
-            self._warned.add(member.number)
-            warn(f"the {self.noun} {member.away.url} is not used: {error}")
-        return False
+            member.ask_after = time.monotonic() + max(RETRY_SECONDS, PATIENCE * (time.monotonic() - now))

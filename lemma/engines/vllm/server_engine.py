@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import queue
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from lemma.core import ranks
 from lemma.engines.protocol import EngineError
+from lemma.engines.remote.served_jobs import ServedJobs
 from lemma.engines.remote.server_client import ServerReply
-from lemma.engines.remote.server_pool import ServerPool
-from lemma.engines.remote.servers import WAIT_SECONDS
+from lemma.engines.remote.server_pool import Member
 from lemma.engines.remote.weights_probe import ProbeScores
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job, JobAnswer
@@ -20,7 +17,7 @@ from lemma.engines.vllm.vllm_base import VllmBase
 from lemma.engines.vllm.vllm_servers import VllmServers
 
 
-class VllmServerEngine(VllmBase):
+class VllmServerEngine(ServedJobs, VllmBase):
     """Each sample has its own seed, so a request gives the same tokens on any server at any time."""
 
     has_own_devices = True
@@ -34,10 +31,6 @@ class VllmServerEngine(VllmBase):
             self.policy, self.options, self.folder, self.prefix, self.context, self.seed, self._ask_again
         )
         self.servers.write_all()
-
-    @property
-    def pool(self) -> ServerPool:
-        return self.servers.pool
 
     @property
     def server(self) -> Any:
@@ -65,41 +58,18 @@ class VllmServerEngine(VllmBase):
         body["request_id"] = job.name
         client.ask(job.name, "/v1/completions", self.servers.body(job.request.prompt.tolist()) | body)
 
-    def _ask_again(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name in self._jobs:
-                self._ask(self._jobs[name])
-
-    def _abort(self, job: Job) -> None:
-        self._waiting.pop(job.name, None)
-        holder = self.pool.holder(job.name)
-        self.pool.release(job.name)
-        if holder is not None and holder.client is not None:
-            holder.client.drop(job.name)
-
     def _advance(self) -> None:
-        """Wait for one reply and process all that have arrived; an error in one does not lose the others."""
-        if not self.pool.members:
-            raise EngineError("the vLLM server is closed", fix="make another engine")
-        replies = []
-        with suppress(queue.Empty):
-            replies.append(self.pool.replies.get(timeout=WAIT_SECONDS))
-            while True:
-                replies.append(self.pool.replies.get_nowait())
+        """Process the replies that have come; an error in one does not lose the others."""
         failures: list[EngineError] = []
-        for reply in replies:
-            self._take(reply, failures)
+        for job, member, reply in self._replies():
+            self._take(job, member, reply, failures)
         self._look_after()
         if failures:
             raise failures[0]
 
-    def _take(self, reply: ServerReply, failures: list[EngineError]) -> None:
+    def _take(self, job: Job, member: Member, reply: ServerReply, failures: list[EngineError]) -> None:
         """Finish the job of a reply, send it again if only the connection was lost, or record the failure."""
-        job, member = self._jobs.get(reply.name), self.pool.holder(reply.name)
-        is_stale = member is None or (reply.source is not None and reply.source is not member.client)
-        if job is None or member is None or member.client is None or is_stale:
-            return
-        self.pool.note(member)
+        assert member.client is not None
         is_lost = False
         try:
             if reply.status == 200:
@@ -129,18 +99,6 @@ class VllmServerEngine(VllmBase):
         holder = self.pool.holder(job.name)
         assert holder is not None and holder.client is not None
         return holder.client.rpc("lemma_kept", job.name, str(count))
-
-    def _look_after(self) -> None:
-        """Look after the servers; then send all waiting jobs, if one is up."""
-        try:
-            self.servers.look_after()
-        except EngineError:
-            self._jobs.clear()
-            raise
-        if self.pool.up:
-            waiting, self._waiting = self._waiting, {}
-            for job in waiting.values():
-                self._ask(job)
 
     def _hand_over(self) -> None:
         self.servers.write_news()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lemma
 from lemma.engines.remote.server_client import IDLE_SECONDS, SERVED
+from lemma.engines.remote.server_process import own_environment
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.weights import NAMES, adapter_rank, dtype_of
 from lemma.models.policy import Policy
 
 WORKER = "lemma.engines.vllm.vllm_worker"
 GIB = 2**30
-# Variables of torch.distributed, which a server must not inherit: it is not a rank.
-OF_RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def engine_arguments(policy: Policy, options: VllmOptions, context: int, seed: int, folder: Path) -> dict[str, Any]:
@@ -73,13 +70,9 @@ def plain_environment(on_cpu: bool) -> dict[str, str]:
 
 def server_environment(wanted: Mapping[str, str], temporary: Path) -> dict[str, str]:
     """All variables of a server's process. vLLM never removes its temporary files, so they get their own folder."""
-    root = str(Path(lemma.__file__).resolve().parents[1])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    own = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
     return {
-        **own,
+        **own_environment(),
         **wanted,
-        "PYTHONPATH": os.pathsep.join(paths),
         "TMPDIR": str(temporary),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(10 * IDLE_SECONDS),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lemma.core.errors import UserError
-from lemma.engines.remote.server_guard import KEY_VARIABLE, given_key
+from lemma.engines.remote.server_guard import check_key
 from lemma.engines.vllm.settings import as_options, plain_arguments, plain_environment, server_environment
 from lemma.engines.vllm.versions import check_version
 from lemma.engines.vllm.vllm_options import VllmOptions
@@ -43,11 +43,7 @@ def command(arguments: Sequence[str], temporary: Path) -> tuple[list[str], dict[
     import torch
 
     args = _parser().parse_args(arguments)
-    if given_key() is None:
-        raise UserError(
-            f"the server needs a key that the trainer knows too: {KEY_VARIABLE} is not set",
-            fix=f"set it on both sides, for example to what `openssl rand -hex 16` prints: export {KEY_VARIABLE}=...",
-        )
+    check_key()
     on_cpu = not torch.cuda.is_available()
     options = VllmOptions(
         memory=args.memory, cache_gib=args.cache_gib, sequences=args.sequences, eager=args.eager, mode="server"

@@ -38,7 +38,7 @@ SERVER_MODULE = "lemma.engines.vllm.stand_alone"
 @dataclass(frozen=True)
 class RayJobSpec:
     """What is to be placed. `arguments` are those of `lemma` but `--fresh`, which is `fresh`; `servers` has those of
-    each server, without its address; `stages` are told where the servers are. `least` ranks are needed."""
+    each server, without its address; `stages` are told where the servers are."""
 
     arguments: Sequence[str]
     ranks: int | None
@@ -50,7 +50,6 @@ class RayJobSpec:
     fresh: bool = False
     cpus: int = 1
     module: str = "lemma"
-    least: int = 1
 
 
 @dataclass(slots=True)
@@ -79,7 +78,7 @@ def launch_on_ray(spec: RayJobSpec, address: str = "auto") -> int:
 
     with _connected(address):
         gpus = int(ray.cluster_resources().get("GPU", 0)) if spec.wants_gpus else 0
-        count = spec.ranks or max(spec.least, gpus - len(spec.servers))
+        count = spec.ranks or max(1, gpus - len(spec.servers))
         with _placed(spec, count, bool(gpus)) as group, _stop_asked() as asked:
             for number in range(len(group.servers)):
                 _start_server(group, number)

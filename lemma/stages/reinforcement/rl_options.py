@@ -55,7 +55,7 @@ class RolloutOptions(Options):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Strings after which a response ends, in addition to those of the format and the end-of-turn tokens."""
     lag: Annotated[int, Field(ge=0, le=64)] | Literal["flying"] = 0
-    """Sample all of step t with the weights after step t - 1 - lag. With vLLM servers or speakers, later steps are then
+    """Sample all of step t with the weights after step t - 1 - lag. With generation servers, later steps are then
     sampled while the learner works. Tokens get importance weights old / behaviour, capped at `lag_cap`. With `flying`,
     responses continue across updates, and their later tokens come from the new weights."""
     lag_limit: int = Field(2, ge=1, le=64)
@@ -255,6 +255,12 @@ class ReinforcementOptions(StageOptions):
         """The key and the error for something that the recipe lacks; empty if nothing is missing."""
         wrong = self.reference_model.missing(has_adapter=has_adapter) if self.reference_model is not None else ""
         return (("reference_model",), wrong) if wrong else ((), "")
+
+    @property
+    def slot_servers(self) -> int:
+        """Responses in flight are given to the servers one by one, not by slots."""
+        engine = self.rollout.engine
+        return engine.server_count if isinstance(engine, NativeOptions) and self.rollout.lag != "flying" else 0
 
     def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
         """A policy with adapters is its own reference with the adapters off, unless there is another one."""

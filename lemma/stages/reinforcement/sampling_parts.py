@@ -3,22 +3,15 @@ settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from lemma.core.errors import UserError
-from lemma.core.ranks import SpeakerLink, slots, speakers
+from lemma.core.ranks import slots
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
-from lemma.engines.generator_engine import GeneratorEngine
 from lemma.engines.native.engine import BLOCK
 from lemma.engines.protocol import Engine, Sampling
-from lemma.engines.remote.remote_engine import RemoteEngine
-from lemma.engines.speaker_messages import Load
 from lemma.engines.stop_strings import ends_of
-from lemma.engines.weight_broadcast import layout_of
 from lemma.formats import Format
 from lemma.models.policy import Policy
 from lemma.rollouts import ProblemOrder, RolloutCollector, Scorer, World
@@ -37,24 +30,23 @@ def make_rollout_engine(
     `budget` is how many tokens an update computes at a time.
     """
     wanted: EngineOptions = options.rollout.engine
-    needed, link, is_partial = None, speakers(), options.rollout.lag == "flying"
+    needed, is_partial = None, options.rollout.lag == "flying"
+    servers = wanted.server_count if isinstance(wanted, NativeOptions) else 0
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
-        servers = wanted.server_count or (0 if link is None else len(link.ranks))
         parts = servers if servers and is_partial else slots()
         rows = min(-(-options.batch.problems // parts) * options.algorithm.group_size, wanted.sequences)
         needed = max(rows * longest, evaluated) + BLOCK * options.batch.problems * options.algorithm.group_size
-    engine: Engine
-    if isinstance(wanted, NativeOptions) and wanted.has_own_devices:
-        if needed is not None and wanted.shares_gpu:
+        if not servers or wanted.shares_gpu:
             needed = cache_tokens(stage, options, policy, needed, budget)
-        engine = RemoteEngine(policy, stage.seed, wanted, needed, is_partial=is_partial, spent=_serving_time(stage))
-    elif link is not None:
-        assert isinstance(wanted, NativeOptions), "a recipe with speakers has the native engine"
-        engine = _generator_engine(stage, policy, link, wanted, needed, is_partial)
+    engine: Engine
+    if isinstance(wanted, NativeOptions) and servers:
+        from lemma.engines.remote.remote_engine import RemoteEngine
+
+        engine = RemoteEngine(
+            policy, stage.seed, wanted, needed, is_partial=is_partial, spent=stage.clock.add_server_seconds
+        )
     else:
-        if needed is not None:
-            tokens = cache_tokens(stage, options, policy, needed, budget)
-            wanted = wanted.model_copy(update={"cache_tokens": tokens})
+        wanted = wanted.model_copy(update={"cache_tokens": needed}) if needed is not None else wanted
         engine = make_engine(wanted, policy, stage.seed, stage.emit)
     room = engine.capacity
     if room is not None and evaluated > room:
@@ -64,37 +56,6 @@ def make_rollout_engine(
             fix="lower `eval.max_tokens`, or raise `rollout.engine.cache_tokens`",
         )
     return engine
-
-
-def _generator_engine(
-    stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOptions, cache: int | None, is_partial: bool
-) -> GeneratorEngine:
-    """The engine of the generation-only ranks; the time they take is logged as `speak_seconds`."""
-    load = Load(
-        stage.model,
-        stage.start_from,
-        policy.device.type,
-        stage.seed,
-        options,
-        cache,
-        layout_of(policy),
-        threads=torch.get_num_threads(),
-        is_deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
-
-    def spent(seconds: float) -> None:
-        stage.clock.spent["speak"] = stage.clock.spent.get("speak", 0.0) + seconds
-
-    return GeneratorEngine(policy, link, load, spent, is_partial=is_partial)
-
-
-def _serving_time(stage: Stage) -> Callable[[float], None]:
-    """The time that generation servers take is logged as `server_seconds`."""
-
-    def spent(seconds: float) -> None:
-        stage.clock.spent["server"] = stage.clock.spent.get("server", 0.0) + seconds
-
-    return spent
 
 
 def make_world(
