@@ -282,7 +282,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_what_cannot_be_is_refused_before_anything_is_loaded(said: str, tmp_path: Path) -> None:
     content = recipe_of(tmp_path, "run", SFT, {"shard": "weights"}) | REFUSED[said]
     recipe = load_values(Recipe, content, [])
-    with pytest.raises(UserError, match=r"^cluster\.shard: weights .*; (write|evaluate)") as caught:
+    with pytest.raises(UserError, match=r"^cluster\.shard: weights .*; (write|evaluate|let servers)") as caught:
         check_split(recipe.cluster, recipe.model, recipe.stages)
     assert said in str(caught.value)
 

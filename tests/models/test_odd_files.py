@@ -95,7 +95,9 @@ def test_nothing_in_a_model_is_executed(
 ) -> None:
     """Pickled weights, and code that a configuration names; a model that needs them is refused, another one is read."""
     mark = tmp_path / "executed"
-    code = f"open({str(mark)!r}, 'w')\nfrom transformers import LlamaConfig as C, LlamaForCausalLM as M\n"
+    # Classes of its own: transformers marks those that it takes from a folder, for good.
+    code = f"open({str(mark)!r}, 'w')\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+    code += "class C(LlamaConfig): pass\nclass M(LlamaForCausalLM): config_class = C\n"
     (folder / "evil.py").write_text(code)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Order(mark)))
     place = folder
