@@ -50,6 +50,13 @@ def leads_out(path: str | Path, folder: str | Path) -> bool:
     return os.path.islink(path) and not (os.path.realpath(path) + os.sep).startswith(os.path.realpath(folder) + os.sep)
 
 
+def detach(path: Path) -> None:
+    """Have a file that has other names too (hard links) be one of its own: what is appended to it is appended here
+    alone."""
+    if path.is_file() and path.stat().st_nlink > 1:
+        write_whole(path, path.read_bytes())
+
+
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file so that at any instant either the old or the new content is there, never a mixture."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +99,7 @@ class JsonLines:
     def __init__(self, path: Path):
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        detach(path)
         self._handle: BinaryIO = open(path, "ab")
         self._is_synced = False
         self._failure: OSError | None = None

@@ -16,13 +16,13 @@ from urllib.parse import quote
 
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
+from lemma.core.version import lemma_version
 from lemma.data.hub_files import OURS, HubFile, PartFile, listing, not_a_hub
 from lemma.data.sources import ALIASES, HubName
 
 Kind = Literal["model", "dataset"]
 LARGE = 8 << 20
 """Files of at least this many bytes show a bar while they are fetched."""
-PLAIN = {"Accept-Encoding": "identity"}
 LONGEST_LISTING, LONGEST_REFUSAL = 64 << 20, 1 << 20
 LONGEST_WAIT = 300
 """For how many seconds a hub may have its client wait before it asks again: as long as the hub counts requests."""
@@ -135,15 +135,13 @@ def _described(kind: Kind, repository: str, revision: str | None) -> Any:
     """What the hub says of a repository, of which no more is read than any list of files takes."""
     import httpx
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, validate_repo_id
+    from huggingface_hub.utils import get_session, hf_raise_for_status, validate_repo_id
 
     validate_repo_id(repository)
     place = f"{constants.ENDPOINT}/api/{kind}s/{repository}"
     place += f"/revision/{quote(revision, safe='')}" if revision is not None else ""
     text, limit = bytearray(), constants.HF_HUB_ETAG_TIMEOUT
-    with get_session().stream(
-        "GET", place, params={"blobs": True}, headers=build_hf_headers() | PLAIN, timeout=limit
-    ) as answer:
+    with get_session().stream("GET", place, params={"blobs": True}, headers=_headers(), timeout=limit) as answer:
         for piece in answer.iter_bytes():
             text += piece
             if len(text) > LONGEST_LISTING:
@@ -151,6 +149,16 @@ def _described(kind: Kind, repository: str, revision: str | None) -> Any:
     told = {name: value for name, value in answer.headers.items() if name.startswith("x-")}
     hf_raise_for_status(httpx.Response(answer.status_code, headers=told, content=bytes(text), request=answer.request))
     return json.loads(text)
+
+
+def _headers() -> dict[str, str]:
+    """The login, if there is one. The client's own headers are not taken: for them it asks the hub which programs use
+    it and how to recognise them by the environment, reads as much as comes, and writes that outside of the folder."""
+    from huggingface_hub import constants, get_token
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    login = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return {"User-Agent": f"lemma/{lemma_version()}", "Accept-Encoding": "identity"} | login
 
 
 def _wanted(files: Sequence[HubFile], repository: str, only: str | None) -> list[HubFile]:
@@ -184,7 +192,6 @@ def _fetch(kind: Kind, repository: str, commit: str, file: HubFile, folder: Path
     """Fetch a file in a part that a later run can resume from, and give it its name where its content is right."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
     from tqdm.auto import tqdm
 
     class NoBar(tqdm):
@@ -201,7 +208,7 @@ def _fetch(kind: Kind, repository: str, commit: str, file: HubFile, folder: Path
             hf_hub_url(repository, file.name, repo_type=kind, revision=commit),
             cast("BinaryIO", handle),
             resume_size=handle.tell(),
-            headers=build_hf_headers() | PLAIN,
+            headers=_headers(),
             expected_size=file.size,
             displayed_filename=file.name.rpartition("/")[2],
             tqdm_class=None if file.size >= LARGE else NoBar,

@@ -16,6 +16,7 @@ from lemma.core.errors import UserError
 
 CHUNK = 1 << 20
 LONGEST_PATH, LONGEST_NAME = 1000, 255
+MOST_RESTARTS = 5
 OURS = ".cache"
 """The folder of a download in which this program keeps its own files."""
 
@@ -85,10 +86,10 @@ def not_a_hub(what: str) -> UserError:
 
 class PartFile:
     """The file that a download is written to, open at its end. It never becomes longer than what was announced: a part
-    that is longer already is started anew, and a server that sends more is stopped."""
+    that is longer already is started anew, and a server that sends more is stopped, or begins again and again."""
 
     def __init__(self, path: Path, file: HubFile):
-        self._file, self._handle = file, open(path, "ab")
+        self._file, self._handle, self._restarts = file, open(path, "ab"), 0
         if self.tell() > file.size:
             self._handle.truncate(0)
             self._handle.seek(0, os.SEEK_END)
@@ -100,6 +101,12 @@ class PartFile:
         return self._handle.seek(place)
 
     def truncate(self) -> int:
+        self._restarts += 1
+        if self._restarts > MOST_RESTARTS:
+            raise UserError(
+                f"the server breaks off '{self._file.name}' and begins it anew, again and again",
+                fix="give the same command again, or use another mirror",
+            )
         return self._handle.truncate()
 
     def write(self, data: bytes) -> int:

@@ -372,7 +372,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     for path in folder.rglob("*"):
         if leads_out(path, folder):
             raise UserError(f"{path} is a link that leads out of the evaluation", fix="write --to and another folder")
-    with open(folder / ".lock", "w") as lock:
+    with open(folder / ".lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

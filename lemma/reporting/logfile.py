@@ -11,6 +11,7 @@ from typing import TextIO
 
 from lemma.core.errors import UserError
 from lemma.core.events import Awaited, Event, Progressed, Said
+from lemma.core.files import detach
 from lemma.reporting.console import describe
 
 
@@ -26,6 +27,7 @@ class LogFile:
 
     def _open(self) -> TextIO:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        detach(self._path)
         handle = open(self._path, "a+b")
         if handle.tell() > 0:
             handle.seek(-1, os.SEEK_END)

@@ -244,6 +244,16 @@ def test_a_part_that_is_too_long_is_started_anew(fetch):
     assert "answered 403" in fetch(described(large()), file) and spans == [None]
 
 
+def test_a_server_that_begins_again_and_again(fetch, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 20)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # before each attempt
+
+    def breaks_off(request: BaseHTTPRequestHandler) -> Answer:
+        return 200, {"Content-Length": str(len(CONTENT))}, CONTENT[: 2 << 20]
+
+    assert "begins it anew, again and again" in fetch(described(large()), breaks_off)
+
+
 @pytest.mark.parametrize("told", [{"Retry-After": "999999"}, {"RateLimit": '"api";r=0;t=999999'}])
 def test_a_wait_without_end(fetch, told):
     assert "lets nobody ask again for a long time" in fetch(
@@ -295,6 +305,23 @@ def test_a_login_stays_with_the_hub_that_sends_elsewhere_for_its_description(mon
         with pytest.raises(UserError, match="does not answer as a hub does"):
             download("model", "a/b", tmp_path)
     assert seen == ["Bearer hf_secret", None]
+
+
+def test_a_hub_is_asked_for_a_repository_alone_and_nothing_it_says_is_kept_elsewhere(tmp_path):
+    asked: list[tuple[str, str]] = []
+
+    def hub(request: BaseHTTPRequestHandler) -> Answer:
+        asked.append((request.path, request.headers["User-Agent"]))
+        if request.path.startswith("/api/models/"):
+            return 200, {}, described(small("config.json", b"{}"))
+        return 200, {"Content-Length": "2"}, b"{}"
+
+    with server(hub) as url:
+        done = lemma(tmp_path, url, "download", "model", "a/b", "--to", "to")
+    assert done.returncode == 0, done.stderr
+    assert [path for path, _ in asked] == ["/api/models/a/b?blobs=true", f"/a/b/resolve/{COMMIT}/config.json"]
+    assert all(agent.startswith("lemma/") for _, agent in asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["to"]
 
 
 def test_the_command_says_one_sentence(tmp_path):

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.events import Said
 from lemma.evaluation.results import alone_in
 from lemma.recipe import Recipe
+from lemma.reporting.logfile import LogFile
 from lemma.reports.report_file import write_report
 from lemma.reports.run_cleaning import find_spare, remove
 from lemma.reports.run_reader import RunReader, open_runs
@@ -77,6 +79,27 @@ def test_links_that_lead_outside(run: Path, victim: Path, link: str) -> None:
     with pytest.raises(UserError, match="is a link that leads out of the run folder"):
         RunFolder(run)
     assert untouched(victim)
+
+
+def test_files_with_another_name_elsewhere_are_appended_to_here_alone(run: Path, victim: Path) -> None:
+    for name in ("metrics.jsonl", "run.log"):
+        (run / name).hardlink_to(victim / "file")
+    folder = RunFolder(run)
+    folder.begin("stages: {}\n", "d", 1, fresh=())
+    assert folder.metrics is not None
+    folder.metrics.append({"step": 1})
+    folder.close()
+    log = LogFile(run / "run.log")
+    log(Said("here"))
+    log.close(failed=False)
+    assert untouched(victim) and "here" in (run / "run.log").read_text()
+
+
+def test_the_lock_of_an_evaluation_empties_nothing(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / ".lock").hardlink_to(victim / "file")
+    with alone_in(tmp_path / "evaluation"):
+        assert untouched(victim)
 
 
 def test_links_that_stay_inside_and_a_run_folder_that_is_a_link(run: Path, tmp_path: Path) -> None:
