@@ -68,6 +68,8 @@ def member(
     watch.start()
     with ExitStack() as held:
         held.callback(watch.stop)
+        # Under `accelerate launch` with FSDP, transformers would leave a model's weights out on all ranks but the first.
+        os.environ.pop("FSDP_CPU_RAM_EFFICIENT_LOADING", None)
         with watch.waiting("the start"):
             held.enter_context(_reached(store, place, settings or {}, device))
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)

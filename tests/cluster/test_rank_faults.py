@@ -225,7 +225,8 @@ def _children(parent: int) -> list[int]:
 
 
 def test_ranks_under_a_foreign_launcher(tmp_path: Path, undisturbed: Any) -> None:
-    """The variables that torchrun, accelerate and Slurm scripts set are all that two ranks need to meet."""
+    """The variables that torchrun, accelerate and Slurm scripts set are all that two ranks need to meet; those by which
+    accelerate's FSDP has one rank alone read a model's weights do not keep them from the others."""
     prepare(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -234,6 +235,8 @@ def test_ranks_under_a_foreign_launcher(tmp_path: Path, undisturbed: Any) -> Non
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
     }
     words = ["train", str(tmp_path / "recipe.yaml")]
     ranks = [
