@@ -133,13 +133,14 @@ def speaking(rows: list[dict[str, Any]]) -> AbstractContextManager[Any]:
     problem."""
     from lemma.evaluation.eval_samples import BenchmarkScorer
 
-    said_last = BenchmarkScorer.said_last
+    read = BenchmarkScorer.read
 
-    def said(scorer: BenchmarkScorer, episode: Any) -> str:
-        said_last(scorer, episode)
-        return str(rows[int(episode.key[3])]["texts"][episode.sample])
+    def said(scorer: BenchmarkScorer, episodes: Any) -> None:
+        read(scorer, episodes)
+        for episode in episodes:
+            episode.turns[-1].text = str(rows[int(episode.key[3])]["texts"][episode.sample])
 
-    return mock.patch.object(BenchmarkScorer, "said_last", said)
+    return mock.patch.object(BenchmarkScorer, "read", said)
 
 
 class Paced:

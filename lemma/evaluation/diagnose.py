@@ -151,7 +151,7 @@ def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[s
         "samples": float(len(samples)),
         "format": fmean(sample.format_ok for sample in samples),
         "answered": fmean(sample.answer is not None for sample in samples),
-        "truncated": fmean(sample.truncated for sample in samples),
+        "truncated": fmean(sample.finish == "length" for sample in samples),
         "empty": fmean(not sample.text.strip() for sample in samples),
         "tokens": fmean(len(sample.ids) for sample in samples),
         "longest": float(max(len(sample.ids) for sample in samples)),

@@ -58,8 +58,9 @@ def play(
     known = journal.episodes if journal is not None else {}
     with closing(EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)) as runner:
         for ask in asks:
-            yield from ask.known(known)
-            if not ask.is_known(known):
+            there = ask.known(known)
+            yield from there
+            if len(there) < ask.n:
                 runner.add(ask, journal)
         yield from runner.run()
         fault_point("rollouts.generated")
@@ -95,7 +96,7 @@ class EpisodeRunner:
         self._held_back: list[tuple[tuple[str, int], Request, asyncio.Future[Completion]]] = []
         # Episodes under way, and the tokens that they may have in the end.
         self._running = self._tokens = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None] | None] = set()
         # Episodes of this moment that are over, before they are read together.
         self._over: list[tuple[Problem, Episode, Outcome | None, Journal | None]] = []
         self.is_open = True
@@ -162,7 +163,8 @@ class EpisodeRunner:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
-            self._read_together()
+            if self._over:
+                self._read_together()
             if scored := self.scoring.settle(self.scoring.due(self._patience)):
                 return scored
         return []
@@ -206,40 +208,39 @@ class EpisodeRunner:
         futures: dict[int, asyncio.Future[Completion]] = {n: self._loop.create_future() for n in range(ask.n)}
         self._submit(ask.request(self._sampling(ask)), futures)
         self._running += ask.n
-        self._tokens += ask.n * self._most_tokens(ask)
+        if self._world is not None:
+            self._tokens += ask.n * self._world.most_tokens(ask, self._sampling(ask))
         for number, future in futures.items():
-            task = self._loop.create_task(self._episode(ask, number, future, journal))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            self._tasks.add(self._loop.create_task(self._episode(ask, number, future, journal)))
 
     async def _episode(
         self, ask: SampleRequest, number: int, completion: asyncio.Future[Completion], journal: Journal | None
     ) -> None:
         """One attempt, from its first turn to its end; it is scored afterwards."""
-
-        async def first() -> Episode:
-            episode = ask.episode(await completion)
-            fault_point("rollouts.sampled")
-            return episode
-
+        outcome: Outcome | None = None
         try:
             if journal is not None and journal.episodes and (repr(ask.key), ask.first + number) in journal.episodes:
                 await completion
                 return
             if self._world is None:
-                over: tuple[Episode, Outcome | None] = await first(), None
+                episode = ask.episode(await completion)
+                fault_point("rollouts.sampled")
             else:
                 generate = self._generate_after((repr(ask.key), ask.first + number))
-                over = await play_turns(first(), ask.problem, self._sampling(ask), self._world, generate, self._scorer)
-            self._over.append((ask.problem, *over, journal))
+                sampling = self._sampling(ask)
+                episode, outcome = await play_turns(ask, completion, sampling, self._world, generate, self._scorer)
+            self._over.append((ask.problem, episode, outcome, journal))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 (`run` raises it)
             self._fail(error)
         finally:
             self._running -= 1
-            self._tokens -= self._most_tokens(ask)
+            if self._world is not None:
+                self._tokens -= self._world.most_tokens(ask, self._sampling(ask))
             self._owed[ask.request_key] -= 1
+            self._tasks.discard(asyncio.current_task())
+            self._woken.set()
 
     def _generate_after(self, order: tuple[str, int]) -> Callable[[Request], asyncio.Future[Completion]]:
         """`generate` for the later turns of an episode: takes a request of one sample, gives what is awaited."""
@@ -263,10 +264,6 @@ class EpisodeRunner:
             del self._futures[request.key]
             raise
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._woken.set()
-
     def _raised(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of the loop raised, as it does where a signal reaches it."""
         if "handle" in context:
@@ -280,9 +277,7 @@ class EpisodeRunner:
     def _read_together(self) -> None:
         """Read what is over, decoding together what was said last, and begin grading it."""
         over, self._over = self._over, []
-        fresh = [episode for _, episode, _, _ in over if not episode.turns[-1].text]
-        if len(fresh) > 1:
-            self._scorer.read(fresh)
+        self._scorer.read([episode for _, episode, _, _ in over])
         for problem, episode, outcome, journal in over:
             waits = self._is_exact and self._world is not None
             self.scoring.add(self._scorer.begin(problem, episode, outcome), journal, waits=waits)
@@ -300,14 +295,8 @@ class EpisodeRunner:
         if most is not None:
             return self._running + ask.n <= most
         room = self._engine.capacity
-        return self._tokens + self._most_tokens(ask) * ask.n <= (math.inf if room is None else room)
-
-    def _most_tokens(self, ask: SampleRequest) -> int:
-        """Tokens that an episode may have in the end."""
-        if self._world is None:
-            return 0
-        most = self._world.options.longest_episode(self._sampling(ask).max_tokens)
-        return min(len(ask.prompt) + len(ask.prefix) + most, self._world.longest)
+        wanted = ask.n * self._world.most_tokens(ask, self._sampling(ask))
+        return self._tokens + wanted <= (math.inf if room is None else room)
 
     def _give_up(self) -> None:
         """Leave nothing behind in the engine, and leave every environment."""

@@ -35,10 +35,6 @@ class SampleRequest:
         """The prompt as all its attempts have it."""
         return self.prompt.astype(np.int32)
 
-    @cached_property
-    def question(self) -> str:
-        return self.problem.question
-
     @property
     def request_key(self) -> Key:
         return self.name or self.key
@@ -53,9 +49,6 @@ class SampleRequest:
         key = repr(self.key)
         there = [episodes.get((key, self.first + i)) for i in range(self.n)]
         return [episode for episode in there if episode is not None]
-
-    def is_known(self, episodes: Mapping[tuple[str, int], Episode]) -> bool:
-        return len(self.known(episodes)) == self.n
 
     def episode(self, completion: Completion) -> Episode:
         """An episode whose first turn is this completion, the teacher's prefix in front."""
@@ -75,4 +68,4 @@ class SampleRequest:
             given=given,
             seconds=completion.seconds,
         )
-        return Episode(self.key, self.first + completion.sample, self.problem.id, [turn], self.question)
+        return Episode(self.key, self.first + completion.sample, self.problem.id, [turn], self.problem.question)

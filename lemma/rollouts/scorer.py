@@ -57,10 +57,11 @@ class Scorer:
         """Time that reading, waiting for verdicts and scoring took so far."""
 
     def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
-        """Read what was said last and begin grading it; nothing is waited for. An environment's `outcome` decides."""
+        """Parse what was said last and begin grading it; nothing is waited for. An environment's `outcome` decides."""
+        if not episode.turns[-1].text:
+            self.read([episode])
         began = time.perf_counter()
         last = episode.turns[-1]
-        last.text = last.text or self.said_last(episode)
         fmt, rules = self.reads(problem, episode)
         parsed = read_answer(fmt, last.text, last.finish, rules)
         if outcome is not None and outcome.reward is not None:
@@ -85,12 +86,12 @@ class Scorer:
         return Pending(episode, item)
 
     def read(self, episodes: Sequence[Episode]) -> None:
-        """The texts of what was said last, of many at once; `begin` reads what has none."""
+        """The texts of what was said last, decoded together where they are not known yet."""
         began = time.perf_counter()
-        last = [episode.turns[-1] for episode in episodes]
-        texts = texts_of([(turn.ids, turn.finish) for turn in last], self.detokenizer, self.ends)
-        for turn, text in zip(last, texts, strict=True):
-            turn.text = text
+        if fresh := [episode.turns[-1] for episode in episodes if not episode.turns[-1].text]:
+            texts = texts_of([(turn.ids, turn.finish) for turn in fresh], self.detokenizer, self.ends)
+            for turn, text in zip(fresh, texts, strict=True):
+                turn.text = text
         self.seconds += time.perf_counter() - began
 
     def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
@@ -100,10 +101,6 @@ class Scorer:
     def text(self, turn: Turn) -> str:
         """What was said in a turn, without the token that ended it."""
         return text_of(turn.ids, turn.finish, self.detokenizer, self.ends)
-
-    def said_last(self, episode: Episode) -> str:
-        """The text of an episode's last turn."""
-        return self.text(episode.turns[-1])
 
     def finish(self, pending: Sequence[Pending]) -> list[Episode]:
         """Wait for the verdicts of these and score them together."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from lemma.objectives import Totals
 from lemma.objectives.objective import count_episode_tokens
 from lemma.rollouts import Rollouts
 from lemma.rollouts.journal import tidy
-from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
+from lemma.rollouts.token_notes import NOTES, TokenNotes
 from lemma.runs.stage import Stage
 from lemma.stages.reference import ModelReference, ReferenceModel
 from lemma.stages.reinforcement.rl_metrics import (
@@ -71,7 +70,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             if isinstance(parts.reference, ModelReference):
                 parts.reference.after(step)
             if notes is not None and is_leader():
-                background.submit(partial(notes.write, collector.folder.with_name(FOLDER), step, batch))
+                background.submit(partial(notes.write, collector.folder.with_name(NOTES), step, batch))
             count_tokens(stage, reports, rollouts)
             with stage.clock.measure("generate"):
                 queue.wait()
@@ -86,7 +85,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
-                background.submit(partial(tidy_files, collector.folder, step, kept, stage.store.oldest))
+                background.submit(partial(tidy, collector.folder, step, kept, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 
@@ -134,12 +133,6 @@ def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int,
     if stage.is_due(options.log_every, step, parts.total):
         stage.measure(step, "train", values, stage.clock.read(parts.policy.device), bottleneck)
     stage.progress(step, parts.total, f"{note_of(values)}, bottleneck {bottleneck}")
-
-
-def tidy_files(journals: Path, step: int, keep: int | None, needed_after: int) -> None:
-    """Compress and remove files of earlier steps, while the next one is sampled."""
-    tidy(journals, step, keep, needed_after)
-    tidy_notes(journals.with_name(FOLDER), step, keep, needed_after)
 
 
 # --- parts of the loop ----------------------------------------------------------------------------------

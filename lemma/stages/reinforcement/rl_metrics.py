@@ -134,7 +134,7 @@ def _samples(samples: Sequence[Episode]) -> dict[str, float]:
     has_gold = not samples or any(sample.reason != "no_gold" for sample in samples)
     return (graded if has_gold else {}) | {
         "format": _mean([sample.format_ok for sample in samples]),
-        "truncated": _mean([sample.truncated for sample in samples]),
+        "truncated": _mean([sample.finish == "length" for sample in samples]),
         "length/mean": _mean(lengths),
         "length/max": max(lengths, default=0.0),
         "reasoning/present": _mean([bool(sample.reasoning and sample.reasoning.strip()) for sample in samples]),
