@@ -211,10 +211,7 @@ class PolicyGradient(Algorithm):
         raise AssertionError("a policy gradient defines its surrogate or its objective")
 
     def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        return self.policy_loss(self.surrogate(), max_tokens, memory)
-
-    def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        """The loss of `surrogate` with everything that the options add to it."""
+        """The loss of the surrogate with everything that the options add to it."""
         from lemma.objectives.policy_loss import KlTerm, MismatchWeight, PolicyLoss
 
         by_ratio = self if isinstance(self, RatioOptions) else RatioOptions()
@@ -222,7 +219,7 @@ class PolicyGradient(Algorithm):
         if self.mismatch_cap is not None:
             mismatch = MismatchWeight(self.mismatch_level, self.mismatch_cap, self.mismatch_floor, self.mismatch_mask)
         return PolicyLoss(
-            surrogate,
+            self.surrogate(),
             level=self.ratio_level,
             normalise=self.normalise,
             constant=self.constant or float(max_tokens),

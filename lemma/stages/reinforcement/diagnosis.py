@@ -81,9 +81,6 @@ class Check(NamedTuple):
     when: Callable[[Seen], bool]
     words: Callable[[Seen], str]
 
-    def __call__(self, seen: Seen) -> str | None:
-        return self.words(seen) if self.when(seen) else None
-
 
 CHECKS = {
     "truncation": Check(lambda seen: seen("truncated") > 0.9, advice.truncation),
@@ -152,9 +149,9 @@ class Diagnosis:
         for name, check in CHECKS.items():
             if name in OF_GROUPS and len(self._recent) < (self._recent.maxlen or 1):
                 continue
-            if step - self._last.get(name, -PAUSE) >= PAUSE and (text := check(seen)) is not None:
+            if step - self._last.get(name, -PAUSE) >= PAUSE and check.when(seen):
                 self._last[name] = step
-                self._warn(f"step {step}: {text}")
+                self._warn(f"step {step}: {check.words(seen)}")
         return bottleneck(replace(seen, values=values), spent)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:

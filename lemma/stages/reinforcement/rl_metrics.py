@@ -28,6 +28,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     draws = _by_draw(own)
     right = [[one.right if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
     rewards = [{(one.reward, *one.rewards.values()) for one in draw} for draw in draws]
+    known = [sample.reward for sample in own if sample.reward is not None]
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
     values |= _samples(own)
     values |= {
@@ -38,7 +39,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         "groups/live": 1.0 - dead,
         "groups/dead": dead,
         "groups/varied": _mean([len(different) > 1 for different in rewards]),
-        "reward/commonest": _commonest([sample.reward for sample in own if sample.reward is not None]),
+        "reward/commonest": max(Counter(known).values(), default=0) / max(len(known), 1),
         "groups/all_right": _mean([all(group) for group in right]),
         "groups/none_right": _mean([not any(group) for group in right]),
         "rounds": float(rollouts.rounds),
@@ -155,11 +156,6 @@ def _by_draw(samples: Sequence[Episode]) -> list[list[Episode]]:
         if sample.reward is not None:
             draws.setdefault(sample.key[:3], []).append(sample)
     return list(draws.values())
-
-
-def _commonest(rewards: Sequence[float]) -> float:
-    """The share of the most common reward."""
-    return max(Counter(rewards).values(), default=0) / max(len(rewards), 1)
 
 
 def _mean(values: Sequence[float | bool]) -> float:
