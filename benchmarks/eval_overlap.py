@@ -74,7 +74,7 @@ def make_policy(row: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from lemma.models import blocks
+    from lemma.models import installing
     from lemma.models.attention import NAME
     from lemma.models.policy import Policy
 
@@ -86,7 +86,7 @@ def make_policy(row: dict[str, Any]) -> Any:
     with torch.device(device):
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         causal = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
-    blocks.install(causal, True)
+    installing.install(causal, True)
     return Policy(causal.eval(), make_tokenizer(config.vocab_size))
 
 

@@ -25,6 +25,11 @@ def scale(temperature: float) -> float:
     return temperature if temperature > 0 else 1.0
 
 
+def cuts_support(sampling: Sampling) -> bool:
+    """Whether some tokens are never drawn because others are likelier."""
+    return sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
+
+
 def end_ids(sampling: Sampling, eos: int) -> tuple[int, ...]:
     """The tokens that end a completion, once it is longer than `min_tokens`."""
     return tuple(sorted({*sampling.stop_ids, *(() if sampling.ignore_eos else (eos,))}))
@@ -42,9 +47,9 @@ def cut(
     masked_BV = z_BV.clone()
     if forbidden:
         masked_BV[..., list(forbidden)] = NEVER
-    if sampling.temperature > 0 and sampling.cuts_support:
+    if sampling.temperature > 0 and cuts_support(sampling):
         masked_BV = _min_p(_top_p(_top_k(masked_BV, sampling.top_k), sampling.top_p), sampling.min_p)
-    if not forbidden and (sampling.temperature == 0 or not sampling.cuts_support):
+    if not forbidden and (sampling.temperature == 0 or not cuts_support(sampling)):
         return masked_BV, torch.zeros_like(z_BV[..., 0])
     kept_B = masked_BV.logsumexp(-1) - z_BV.logsumexp(-1)
     return masked_BV, kept_B.clamp(max=0.0)

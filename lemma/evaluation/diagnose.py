@@ -15,6 +15,7 @@ import numpy as np
 from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Problem
 from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.sampling import cuts_support
 from lemma.formats import FAULTS, Format
 from lemma.formats.encode import encode_prompt
 from lemma.rollouts import Episode, SampleRequest, Scorer, World, play
@@ -235,7 +236,7 @@ def _diversity(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     key = f"{s.prefix}.rollout.temperature"
     if _is_alike(n):
         advice = f"raise {key} (now {s.sampling.temperature:g}): completions that are alike teach nothing"
-        if s.sampling.cuts_support:
+        if cuts_support(s.sampling):
             advice = f"loosen top_p, top_k and min_p under {s.prefix}.rollout, or {advice}"
         yield Finding("diversity", text, "problem", advice)
     else:

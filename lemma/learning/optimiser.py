@@ -13,16 +13,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, own_slots, rank, slots, world_size
 from lemma.learning.gradients import SlotSums, spread, sum_to_homes
+from lemma.learning.inner_optimiser import make_inner
 from lemma.learning.learning_options import OptimOptions
+from lemma.learning.loss_scaler import LossScaler
 from lemma.learning.parameter_pieces import ParameterPiece, cut
 from lemma.learning.saved_slices import SavedSlices
 from lemma.models.joint_products import sink_of
 
 Split = Literal["none", "optimiser", "gradients", "weights"]
-SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000
 
 
 def learning_rate(optim: OptimOptions, step: int, total: int) -> float:
@@ -35,30 +35,6 @@ def learning_rate(optim: OptimOptions, step: int, total: int) -> float:
     progress = min(1.0, (step - warmup) / max(1.0, total - warmup))
     shape = 1.0 - progress if optim.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return optim.lr * (optim.final_lr + (1.0 - optim.final_lr) * shape)
-
-
-class LossScaler:
-    """Keeps fp16 gradients in range: halves the scale when one overflows, doubles it after many that did not."""
-
-    def __init__(self, enabled: bool):
-        self.enabled = enabled
-        self.scale = SCALE_START if enabled else 1.0
-        self.good_steps = 0
-
-    def update(self, finite: bool) -> None:
-        if not self.enabled:
-            return
-        self.good_steps = self.good_steps + 1 if finite else 0
-        if not finite:
-            self.scale = max(1.0, self.scale / SCALE_GROWTH)
-        elif self.good_steps % SCALE_PATIENCE == 0:
-            self.scale *= SCALE_GROWTH
-
-    def state(self) -> dict[str, float]:
-        return {"scale": self.scale, "good_steps": self.good_steps}
-
-    def load(self, state: Mapping[str, float]) -> None:
-        self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
 
 
 class Optimiser:
@@ -90,7 +66,7 @@ class Optimiser:
             parameter.lemma_sink = self._buffers.get(name)
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
-        self.inner = _make_inner(self._values, options)
+        self.inner = make_inner(self._values, options)
 
     def _cut(self) -> list[ParameterPiece]:
         return cut(self.parameters, world_size())
@@ -215,7 +191,8 @@ class Optimiser:
             torch._foreach_mul_(grads, 1.0 / self.scaler.scale)
         size = self._norm(pieces, grads)
         finite = math.isfinite(size)
-        self.scaler.update(finite)
+        if self.scaler.enabled:
+            self.scaler.update(finite)
         if finite:
             if grads and self.options.clip and size > self.options.clip:
                 torch._foreach_mul_(grads, self.options.clip / size)
@@ -331,25 +308,3 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     most = [most.float() for most in torch._foreach_norm(floating, math.inf)] if floating else []
     return not most or bool(torch.stack(most).isfinite().all())
-
-
-def _make_inner(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:
-    """Weight decay acts on matrices only. None where there is nothing to update."""
-    groups = [
-        {"params": [v for piece, v in values.items() if piece.decays], "weight_decay": options.weight_decay},
-        {"params": [v for piece, v in values.items() if not piece.decays], "weight_decay": 0.0},
-    ]
-    filled = [group for group in groups if group["params"]]
-    if not filled:
-        return None
-    if options.name == "rmsprop":
-        return torch.optim.RMSprop(filled, lr=options.lr, alpha=options.smoothing, eps=options.eps)
-    settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "eps": options.eps}
-    if options.name == "adamw":
-        return torch.optim.AdamW(filled, fused=True, **settings)
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        fix = "install it with `.venv/bin/pip install -e '.[quant]'`, or write `name: adamw`"
-        raise UserError("optim.name: adamw_8bit needs bitsandbytes", fix=fix) from error
-    return bitsandbytes.optim.AdamW8bit(filled, **settings)

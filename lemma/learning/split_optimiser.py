@@ -10,7 +10,8 @@ from torch import nn
 
 from lemma.core.ranks import gather_over_ranks, rank, world_size
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import LossScaler, Optimiser, Split, are_finite
+from lemma.learning.loss_scaler import LossScaler
+from lemma.learning.optimiser import Optimiser, Split, are_finite
 from lemma.learning.parameter_pieces import ParameterPiece
 from lemma.learning.saved_slices import SavedSlices
 from lemma.learning.weight_split import split_weights

@@ -152,7 +152,10 @@ class TokenBatch:
             },
             fields={name: put(np.array([t.fields[name] for t in chosen]), kind=dtype) for name in chosen[0].fields},
             model_inputs={
-                name: to_device(np.concatenate(parts), device) for name, parts in _model_inputs(chosen).items()
+                name: to_device(
+                    np.concatenate([t.model_inputs[name] for t in chosen if name in t.model_inputs]), device
+                )
+                for name in dict.fromkeys(name for t in chosen for name in t.model_inputs)
             },
         )
 
@@ -162,15 +165,6 @@ def _token_field(name: str, chosen: Sequence[Trajectory]) -> np.ndarray:
     whole = np.concatenate([t.token_fields[name] for t in chosen])
     assert whole.shape[1:] == width_of(name), f"the token field {name} is declared as {width_of(name) or 'a number'}"
     return whole
-
-
-def _model_inputs(chosen: Sequence[Trajectory]) -> dict[str, list[np.ndarray]]:
-    """What these bring for the model besides ids, by name."""
-    parts: dict[str, list[np.ndarray]] = {}
-    for trajectory in chosen:
-        for name, rows in trajectory.model_inputs.items():
-            parts.setdefault(name, []).append(rows)
-    return parts
 
 
 def plan_packs(

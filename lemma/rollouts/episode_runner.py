@@ -96,7 +96,7 @@ class EpisodeRunner:
         self._held_back: list[tuple[tuple[str, int], Request, asyncio.Future[Completion]]] = []
         # Episodes under way, and the tokens that they may have in the end.
         self._running = self._tokens = 0
-        self._tasks: set[asyncio.Task[None] | None] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         # Episodes of this moment that are over, before they are read together.
         self._over: list[tuple[Problem, Episode, Outcome | None, Journal | None]] = []
         self.is_open = True
@@ -211,7 +211,9 @@ class EpisodeRunner:
         if self._world is not None:
             self._tokens += ask.n * self._world.most_tokens(ask, self._sampling(ask))
         for number, future in futures.items():
-            self._tasks.add(self._loop.create_task(self._episode(ask, number, future, journal)))
+            task = self._loop.create_task(self._episode(ask, number, future, journal))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _episode(
         self, ask: SampleRequest, number: int, completion: asyncio.Future[Completion], journal: Journal | None
@@ -239,7 +241,6 @@ class EpisodeRunner:
             if self._world is not None:
                 self._tokens -= self._world.most_tokens(ask, self._sampling(ask))
             self._owed[ask.request_key] -= 1
-            self._tasks.discard(asyncio.current_task())
             self._woken.set()
 
     def _generate_after(self, order: tuple[str, int]) -> Callable[[Request], asyncio.Future[Completion]]:

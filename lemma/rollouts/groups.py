@@ -17,6 +17,7 @@ from lemma.core.faults import fault_point
 from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Group
 from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.sampling import cuts_support
 from lemma.rewards import Reward
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.episode_runner import play
@@ -215,7 +216,7 @@ class RolloutCollector:
             if self._partial is not None:
                 for slot, journal in journals.items():
                     self._partial.begin(asks[slot], journal, is_urgent=True)
-            elif self.world is None:
+            elif self.world is None and slots() > 1:
                 self.engine.announce(
                     {
                         slot: [
@@ -301,7 +302,7 @@ class RolloutCollector:
         rollouts.episodes += episodes
         scored = [episode for episode in episodes if episode.reward is not None]
         rollouts.unscored += len(episodes) - len(scored)
-        cuts = self.sampling.cuts_support or self.sampling.min_tokens > 0
+        cuts = cuts_support(self.sampling) or self.sampling.min_tokens > 0
         group = Group(task.problem, [], tuple(map(len, task.turns)))
         for episode in scored:
             trajectories = episode.trajectories(

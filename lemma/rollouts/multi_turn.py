@@ -14,8 +14,8 @@ from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.environments import Action, EnvironmentOptions
 from lemma.environments.env_handle import EnvFailure, EnvHandle
 from lemma.environments.env_pool import EnvPool
-from lemma.rollouts.episode import Episode, Turn
-from lemma.rollouts.sample_request import SampleRequest
+from lemma.rollouts.episode import Episode
+from lemma.rollouts.sample_request import SampleRequest, turn_of
 
 if TYPE_CHECKING:
     from lemma.formats.bridge import Bridge
@@ -131,17 +131,3 @@ def _next_request(episode: Episode, new: _New, sampling: Sampling, world: World)
         return None
     limits = replace(sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room))
     return Request((*episode.key, episode.sample, "turn", number), read.astype(np.int64), limits)
-
-
-def turn_of(completion: Completion, context: np.ndarray, *, extends: bool = True) -> Turn:
-    """A completion as a turn, after what was new to the policy."""
-    return Turn(
-        context=context,
-        ids=completion.ids.astype(np.int32),
-        logprobs=completion.logprobs.astype(np.float32),
-        kept=completion.kept.astype(np.float32),
-        finish=completion.finish,
-        versions=completion.versions,
-        extends=extends,
-        seconds=completion.seconds,
-    )

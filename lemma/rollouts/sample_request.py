@@ -52,20 +52,28 @@ class SampleRequest:
 
     def episode(self, completion: Completion) -> Episode:
         """An episode whose first turn is this completion, the teacher's prefix in front."""
-        given, versions = len(self.prefix), completion.versions
-        ids, logprobs, kept = completion.ids, completion.logprobs, completion.kept
-        if given:
-            versions = tuple((first and first + given, version) for first, version in versions)
-            gap = np.zeros(given, dtype=np.float32)
-            ids, logprobs, kept = (np.concatenate(pair) for pair in ((self.prefix, ids), (gap, logprobs), (gap, kept)))
-        turn = Turn(
-            context=self.read,
-            ids=ids.astype(np.int32),
-            logprobs=logprobs.astype(np.float32),
-            kept=kept.astype(np.float32),
-            finish=completion.finish,
-            versions=versions,
-            given=given,
-            seconds=completion.seconds,
-        )
+        turn = turn_of(completion, self.read, self.prefix)
         return Episode(self.key, self.first + completion.sample, self.problem.id, [turn], self.problem.question)
+
+
+def turn_of(
+    completion: Completion, context: np.ndarray, prefix: np.ndarray = NOTHING, *, extends: bool = False
+) -> Turn:
+    """A completion as a turn, after what was new to the policy; a teacher's prefix stands in front."""
+    given, versions = len(prefix), completion.spans or ((0, completion.policy_version),)
+    ids, logprobs, kept = completion.ids, completion.logprobs, completion.kept
+    if given:
+        versions = tuple((first and first + given, version) for first, version in versions)
+        gap = np.zeros(given, dtype=np.float32)
+        ids, logprobs, kept = (np.concatenate(pair) for pair in ((prefix, ids), (gap, logprobs), (gap, kept)))
+    return Turn(
+        context=context,
+        ids=ids.astype(np.int32),
+        logprobs=logprobs.astype(np.float32),
+        kept=kept.astype(np.float32),
+        finish=completion.finish,
+        versions=versions,
+        given=given,
+        extends=extends,
+        seconds=completion.seconds,
+    )

@@ -12,7 +12,8 @@ from torch import nn
 
 from lemma.core.errors import UserError
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import SCALE_START, LossScaler, Optimiser, learning_rate
+from lemma.learning.loss_scaler import SCALE_START, LossScaler
+from lemma.learning.optimiser import Optimiser, learning_rate
 
 LINEAR = {"schedule": "linear", "lr": 1.0}
 COSINE = {"schedule": "cosine", "lr": 1.0}

@@ -127,7 +127,16 @@ class NativeEngine(Engine):
         if self.policy.module.training:
             self.policy.module.eval()
         try:
-            self._work()
+            if not self.cache.bytes:
+                self.cache.allocate()
+            if self._has_new_weights:
+                note_rows(self.policy.module)
+                self._has_new_weights = False
+            jobs = [] if self._in_flight else self.scheduler.next_prefill()
+            if jobs:
+                self._prefill(jobs)
+            else:
+                self._decode()
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
             self._drop_everything()
             raise _device_error(error) from error
@@ -172,7 +181,7 @@ class NativeEngine(Engine):
 
     def _restart(self) -> None:
         """Drop what the cache holds; tokens that are in flight and not read yet are sampled again."""
-        self._discard_in_flight()
+        self._in_flight, self._unexpected_ends = None, 0
         self.scheduler.restart()
         self._has_new_weights = self.policy.is_adapter
 
@@ -186,18 +195,6 @@ class NativeEngine(Engine):
         self._has_looked = True
 
     # --- the work ----------------------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        if not self.cache.bytes:
-            self.cache.allocate()
-        if self._has_new_weights:
-            note_rows(self.policy.module)
-            self._has_new_weights = False
-        jobs = [] if self._in_flight else self.scheduler.next_prefill()
-        if jobs:
-            self._prefill(jobs)
-        else:
-            self._decode()
 
     def _prefill(self, jobs: list[tuple[Prefill, int]]) -> None:
         """Prefill all prompts that can start now, pass by pass. Their first tokens are read only after every pass, and
@@ -213,8 +210,8 @@ class NativeEngine(Engine):
         if not first_tokens:
             return
         self._follows_prefill = True
-        continuing = self._continuing()
-        if continuing and self._ahead:
+        continuing = self._continuing() if self._ahead else []
+        if continuing:
             self._in_flight = self._launch_ahead(continuing, self._sampling_mode(continuing), first_tokens)
         for burst in first_tokens:
             self._accept(burst.sequences, *self._read(burst))
@@ -246,14 +243,15 @@ class NativeEngine(Engine):
         burst = self._in_flight or self._launch_next()
         if burst is None:
             return
-        continuing = self._continuing()
-        self._in_flight = self._launch_ahead(continuing, burst.mode)
+        continuing = self._continuing() if self._ahead else []
+        self._in_flight = self._launch_ahead(continuing, burst.mode) if continuing else None
         alive = [row for row, sequence in enumerate(burst.sequences) if sequence.blocks]
         if len(alive) == len(burst.sequences):
             self._accept(burst.sequences, *self._read(burst))
         elif alive:
             self._accept([burst.sequences[row] for row in alive], *(x[:, alive] for x in self._read(burst)))
-        self._count_unexpected_ends(continuing)
+        if self._ahead:
+            self._count_unexpected_ends(continuing)
 
     def _continuing(self) -> list[Sequence]:
         """Running sequences that do not reach their maximum length with what has been launched."""
@@ -263,12 +261,7 @@ class NativeEngine(Engine):
         """Count the sequences that were expected to continue and have ended."""
         self._unexpected_ends = sum(not sequence.blocks for sequence in continuing)
         if not self.scheduler.running:
-            self._discard_in_flight()
-
-    def _discard_in_flight(self) -> None:
-        """The burst in flight is never read, and the count of unexpected ends starts over."""
-        self._in_flight = None
-        self._unexpected_ends = 0
+            self._in_flight, self._unexpected_ends = None, 0
 
     def _sampling_mode(self, sequences: list[Sequence]) -> SamplingMode:
         """How to sample the tokens that come after all that have been launched."""
@@ -290,7 +283,7 @@ class NativeEngine(Engine):
         scheduler = self.scheduler
         may_start = scheduler.prefilling or (scheduler.waiting and len(continuing) < scheduler.max_sequences)
         end_often = self._unexpected_ends * ROWS_PER_UNEXPECTED_END > len(continuing)
-        if not (self._ahead and mode != "host" and continuing) or may_start or end_often:
+        if mode == "host" or may_start or end_often:
             return None
         steps = min(self._most_steps, max(s.limit - s.launched for s in continuing))
         if not scheduler.reserve_ahead(continuing, steps):
@@ -312,12 +305,13 @@ class NativeEngine(Engine):
         return burst
 
     def _read(self, burst: Burst) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, log-probabilities and kept mass, each (steps, B), once the device is done with them."""
         if burst.done is not None:
             assert self.device_wait is not None
             self.device_wait.set()
             burst.done.synchronize()
             self.device_wait.clear()
-        return burst.read()
+        return burst.tokens_KB.numpy(), burst.logprobs_KB.numpy(), burst.kept_KB.numpy()
 
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
         """Append (K, B) sampled tokens, and finish the sequences that end with them."""
@@ -343,7 +337,7 @@ class NativeEngine(Engine):
 
     def _drop_everything(self) -> None:
         """After an error: drop all requests, so that the engine can be used again."""
-        self._discard_in_flight()
+        self._in_flight, self._unexpected_ends = None, 0
         self.scheduler.drop_all()
         self._unfinished.clear()
         self.finished.clear()

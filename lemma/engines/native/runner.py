@@ -96,10 +96,6 @@ class Burst:
     done: torch.cuda.Event | None
     first_B: torch.Tensor | None = None
 
-    def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, log-probabilities and kept mass, each (steps, B). Only valid after `done`."""
-        return self.tokens_KB.numpy(), self.logprobs_KB.numpy(), self.kept_KB.numpy()
-
 
 class Runner:
     """Runs the model; knows nothing of queues. Padding rows write to block 0, which no sequence owns."""
@@ -152,7 +148,7 @@ class Runner:
             is_new = positions >= np.repeat([s.cached for s, _ in parts], total)
             arrays[1:3] = [places[is_new], positions[is_new]]
             arrays.append(places)
-        ids_T, slots_T, positions_T, last_B, *sources = self._to_device(*arrays)
+        ids_T, slots_T, positions_T, last_B, *sources = copy_together(arrays, self.policy.device)
         segments = Segments(tuple(new), device)
         context = PrefillContext(
             self.cache,
@@ -172,7 +168,7 @@ class Runner:
         arrays = [np.array(rows), keys, lengths, *temperatures(sequences)]
         if mode == "cut":
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
-        rows_B, keys_B2, positions_B, inverse, noisy, *cuts = self._to_device(*arrays)
+        rows_B, keys_B2, positions_B, inverse, noisy, *cuts = copy_together(arrays, self.policy.device)
         if rows != list(range(len(logits_BV))):
             logits_BV = logits_BV[rows_B]
         if mode == "host":
@@ -196,7 +192,7 @@ class Runner:
         batch = self.buffers.first(size)
         self._fill(batch, sequences, mode, eos, first_tokens)
         for number in range(steps):
-            logits_BV = self._step(batch, mode)
+            logits_BV = self._replay(batch, mode) if self.use_graphs else self._compute(batch, mode)
             if mode == "host":
                 keys, positions = batch.keys_B2[:rows], batch.positions_B[:rows] + 1
                 drawn = draw_cut(logits_BV[:rows], sequences, keys, positions, number, eos, self.policy.logit_map)
@@ -240,7 +236,7 @@ class Runner:
                 self._compact(batch, [row_of[name] for name in names], mode)
             if changed := [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]]:
                 table = _table([sequences[i].blocks for i in changed])
-                rows, blocks = self._to_device(np.array(changed), table)
+                rows, blocks = copy_together([np.array(changed), table], self.policy.device)
                 batch.table_BM[rows, : table.shape[1]] = blocks
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
@@ -250,7 +246,7 @@ class Runner:
 
     def _compact(self, batch: Batch, stay: list[int], mode: SamplingMode) -> None:
         """Move the rows that stay to the front, and clear the block tables of the others."""
-        (rows,), old = self._to_device(np.array(stay)), self.buffers
+        (rows,), old = copy_together([np.array(stay)], self.policy.device), self.buffers
         kept = [old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B]
         for tensor in (*kept, *(old.cuts if mode == "cut" else ())):
             tensor[: len(stay)] = tensor[rows]
@@ -278,21 +274,17 @@ class Runner:
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
             targets += batch.cuts.first(rows)
         places = [first[sequences[row].run_id] for row in unread]
-        *values, into, taken = self._to_device(*arrays, *np.array([unread, places], dtype=np.int64))
+        arrays += np.array([unread, places], dtype=np.int64)
+        *values, into, taken = copy_together(arrays, self.policy.device)
         for there, value in zip(targets, values, strict=True):
             there.copy_(value)
         if unread:
             batch.ids_B[into] = torch.cat([burst.first_B for burst in first_tokens])[taken]
         batch.step.zero_()
 
-    def _to_device(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        return copy_together(list(arrays), self.policy.device)
-
-    def _step(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
-        """One token for every row, through a graph if graphs are used. Returns the logits (B, V), except for graphs
+    def _replay(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
+        """One token for every row, through a graph. Returns the logits (B, V), except for graphs
         that sample by themselves: they keep none, so that all graphs can share the memory for them."""
-        if not self.use_graphs:
-            return self._compute(batch, mode)
         size = len(batch.ids_B)
         name = mode, size
         if name not in self._graphs:

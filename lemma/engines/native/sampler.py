@@ -16,7 +16,7 @@ import torch
 from lemma.engines.native.noise import gumbel, row_seeds
 from lemma.engines.native.sequences import Sequence
 from lemma.engines.protocol import Sampling
-from lemma.engines.sampling import cut, end_ids, exact, logprobs, penalise, scale
+from lemma.engines.sampling import cut, cuts_support, end_ids, exact, logprobs, penalise, scale
 from lemma.models.families import LogitMap
 from lemma.models.logprobs import map_logits
 
@@ -148,7 +148,7 @@ def sampling_mode(
     """How to sample the next tokens of these sequences. `kernels` says whether there are kernels that cut; `counts` are
     the tokens that the sequences will have by then, if not their current ones."""
     samplings, which = _distinct(sequences)
-    cut_or_penalised = [s.repetition_penalty != 1.0 or (s.cuts_support and s.temperature > 0) for s in samplings]
+    cut_or_penalised = [s.repetition_penalty != 1.0 or (cuts_support(s) and s.temperature > 0) for s in samplings]
     if not any(cut_or_penalised):
         counts = [sequence.count for sequence in sequences] if counts is None else counts
         least = np.array([sampling.min_tokens for sampling in samplings])

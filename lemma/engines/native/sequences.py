@@ -16,7 +16,8 @@ import numpy as np
 
 from lemma.core.random import key as random_key
 from lemma.core.types import Finish
-from lemma.engines.protocol import Completion, EngineError, Request, check_request
+from lemma.engines.protocol import Completion, EngineError, Request
+from lemma.engines.request_checks import check_request
 from lemma.engines.sampling import end_ids
 from lemma.engines.stop_strings import StopTable, StopWatcher
 from lemma.models.policy import Policy

@@ -62,7 +62,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             with stage.clock.measure("generate"):
                 rollouts = queue.take(step)
             background.wait()
-            if not queue.is_sampling:
+            if engine.may_sleep and not queue.is_sampling:
                 engine.sleep()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
