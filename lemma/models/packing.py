@@ -126,7 +126,7 @@ class TokenBatch:
         related = families(trajectories, indices) if share else [[index] for index in indices]
         indices = [index for family in related for index in family]
         chosen = [trajectories[i] for i in indices]
-        lengths = tuple(len(t) for t in chosen)
+        lengths, inputs = tuple(len(t) for t in chosen), [t.model_inputs for t in chosen]
         mask_K = np.concatenate([t.loss_mask_T for t in chosen])
         targets = np.flatnonzero(mask_K)
         sequence_K = np.repeat(np.arange(len(chosen)), lengths)
@@ -152,10 +152,8 @@ class TokenBatch:
             },
             fields={name: put(np.array([t.fields[name] for t in chosen]), kind=dtype) for name in chosen[0].fields},
             model_inputs={
-                name: to_device(
-                    np.concatenate([t.model_inputs[name] for t in chosen if name in t.model_inputs]), device
-                )
-                for name in dict.fromkeys(name for t in chosen for name in t.model_inputs)
+                name: to_device(np.concatenate([one[name] for one in inputs if name in one]), device)
+                for name in dict.fromkeys(name for one in inputs for name in one)
             },
         )
 

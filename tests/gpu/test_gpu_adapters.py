@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from lemma.core.types import Trajectory
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Request, Sampling, generate
-from lemma.models import adapters, installing
+from lemma.models import adapters, blocks, installing
 from lemma.models.attention import NAME
 from lemma.models.load_model import _with_lora
 from lemma.models.model_options import LoraOptions

@@ -274,7 +274,7 @@ class Runner:
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
             targets += batch.cuts.first(rows)
         places = [first[sequences[row].run_id] for row in unread]
-        arrays += np.array([unread, places], dtype=np.int64)
+        arrays += [np.array(unread, dtype=np.int64), np.array(places, dtype=np.int64)]
         *values, into, taken = copy_together(arrays, self.policy.device)
         for there, value in zip(targets, values, strict=True):
             there.copy_(value)
