@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from lemma.core import outside
 from lemma.core.faults import fault_point
-from lemma.core.outside import check_is_trainer
 
 # Files that are written, hashed or synced side by side.
 AT_ONCE = 8
@@ -113,7 +113,8 @@ class JsonLines:
         """Rows that are JSON already, each on one line; what was written."""
         if not lines:
             return b""
-        check_is_trainer()
+        if outside.is_fork:
+            outside.end_fork()
         if self._failure is not None:  # the last line may be half a line, and nothing may follow it
             raise self._failure
         self._is_synced = False

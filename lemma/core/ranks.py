@@ -93,7 +93,7 @@ def slots_of_one() -> int:
 
 
 def own_slots() -> range:
-    return slots_of(_world.rank)
+    return range(_world.rank * _world.slots // _world.size, (_world.rank + 1) * _world.slots // _world.size)
 
 
 def slots_of(rank: int) -> range:

@@ -1,4 +1,5 @@
-"""From logits to the sampling distribution: the reference for every engine, in plain torch.
+"""What the settings of a request mean: which are refused, and how they make a sampling distribution of logits. The
+reference for every engine, in plain torch.
 
 The order is that of transformers: repetition penalty, temperature, then forbidden tokens, top-k, top-p (renormalised
 after top-k) and min-p (relative to the most likely token). Each cut keeps at least one token; tokens as likely as the
@@ -15,9 +16,29 @@ from collections.abc import Sequence
 
 import torch
 
-from lemma.engines.protocol import Sampling
+from lemma.engines.protocol import EngineError, Request, Sampling
 
 NEVER = float("-inf")
+
+
+def check_request(request: Request, context: int) -> None:
+    """Raise EngineError for a request that cannot be generated."""
+    length, sampling = len(request.prompt), request.sampling
+    problems: Sequence[tuple[bool, str]] = (
+        (length == 0, "its prompt is empty"),
+        (length >= context, f"its prompt of {length} tokens fills the context of {context}"),
+        (request.n < 1, "n is below 1"),
+        (sampling.max_tokens < 1, "max_tokens is below 1"),
+        (sampling.temperature < 0, "temperature is below 0"),
+        (not 0 < sampling.top_p <= 1, "top_p is not within 0 and 1"),
+        (sampling.top_k < 0, "top_k is below 0"),
+        (not 0 <= sampling.min_p <= 1, "min_p is not within 0 and 1"),
+        (sampling.min_tokens > sampling.max_tokens, "min_tokens is above max_tokens"),
+        (sampling.repetition_penalty <= 0, "repetition_penalty is not above 0"),
+    )
+    wrong = next((text for is_wrong, text in problems if is_wrong), None)
+    if wrong:
+        raise EngineError(f"request {request.name} cannot be generated: {wrong}")
 
 
 def scale(temperature: float) -> float:

@@ -90,6 +90,7 @@ class Learner:
         # Ranks that make a pass together cannot leave it one by one.
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed, self._say = seed, say
+        self._exact = torch.float64 if policy.head.weight.dtype == torch.float64 else torch.float32
         self._has_dropout = bool(dropouts(policy.module))
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
         may_share = wants_sharing and not self._has_dropout and can_share(policy.module)
@@ -330,10 +331,6 @@ class Learner:
         """An output of no tokens."""
         shape = (0, self.policy.head.weight.shape[1]) if name == "hidden" else (0,)
         return torch.zeros(shape, dtype=self._exact, device=self.policy.device, requires_grad=True)
-
-    @property
-    def _exact(self) -> torch.dtype:
-        return torch.float64 if self.policy.head.weight.dtype == torch.float64 else torch.float32
 
     def _fits(self, work: _Work, part: Callable[[_Work], None]) -> bool:
         """Do this rank's part of the work. False where memory ran out on any rank; the budget is then smaller."""

@@ -8,6 +8,7 @@ plan, the largest pack comes first, and where memory runs out all the same, all 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,16 +94,16 @@ def is_one_group(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
     return len({t.group_id for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
 
 
+@dataclass
 class Sums:
     """Losses and metrics of packs, kept on the device until they are read back, once, and added in the order of packs.
 
     A pack that several ranks add is the same on all of them and counts once.
     """
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._sums: dict[int, dict[str, torch.Tensor]] = {}
-        self._maxima: dict[int, dict[str, torch.Tensor]] = {}
+    _device: torch.device
+    _sums: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    _maxima: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def add(self, number: int, loss: Loss) -> None:
         pairs = {"loss": (loss.value.detach(), 0.0), **loss.metrics}
@@ -145,13 +146,13 @@ def _of_all_packs(by_pack: Mapping[int, Mapping[str, torch.Tensor]]) -> list[dic
     return [everything[number] for number in sorted(everything)]
 
 
+@dataclass
 class TokenScores:
     """Numbers of trained tokens, collected pack by pack and given back by trajectory.
 
     Kept on the device until they are read: a copy from there waits for all that the device has to do."""
 
-    def __init__(self) -> None:
-        self._packs: list[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]] = []
+    _packs: list[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def add(self, batch: TokenBatch, values_N: torch.Tensor) -> None:
         self._packs.append((batch.index_B, batch.sequence_N, values_N.detach()))

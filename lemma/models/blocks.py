@@ -112,18 +112,12 @@ def _attended(
             # The norms keep copies of the other two parts: a view would keep all three alive once more.
             value = value.contiguous()
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-    window = _window(self)
+    window = self.lemma_window
     if cached is not None:
         return cached(self.layer_idx, query, key, value, cos, sin, self.scaling, window)
     query, key = rotate(query, key, cos, sin, self.lemma_fused and query.is_cuda)
     query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
     return attend(self, query, key, value, None, self.scaling, window, segments)[0].squeeze(0)
-
-
-def _window(self: nn.Module) -> int | None:
-    """Mistral's is in its configuration, Qwen's in the layer; Llama has none, whatever its configuration says."""
-    holder = self.config if type(self).__name__ == "MistralAttention" else self
-    return getattr(holder, "sliding_window", None)
 
 
 def block_forward(
@@ -226,4 +220,4 @@ def _attended_jointly(
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
     parts = FusedSplit.apply(joint, cos, sin, heads)
     query, key, value = (x.transpose(0, 1)[None] for x in parts)
-    return attend(self, query, key, value, None, self.scaling, _window(self), segments)[0].squeeze(0)
+    return attend(self, query, key, value, None, self.scaling, self.lemma_window, segments)[0].squeeze(0)

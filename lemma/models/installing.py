@@ -47,6 +47,7 @@ def install(model: nn.Module, fused: bool = True, jointly: bool | None = None) -
             join_weights(module, (module.gate_proj, module.up_proj))
         elif kind in ATTENTIONS:
             module.forward = MethodType(attention_forward, module)
+            module.lemma_window = window_of(module)
             join_weights(module, (module.q_proj, module.k_proj, module.v_proj))
         elif kind in BLOCKS:
             module.forward = MethodType(block_forward, module)
@@ -68,6 +69,12 @@ def originals(model: nn.Module) -> Iterator[None]:
     finally:
         for module, forward in replaced.items():
             module.forward = forward
+
+
+def window_of(attention: nn.Module) -> int | None:
+    """Mistral's is in its configuration, Qwen's in the layer; Llama has none, whatever its configuration says."""
+    holder = attention.config if type(attention).__name__ == "MistralAttention" else attention
+    return getattr(holder, "sliding_window", None)
 
 
 def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:

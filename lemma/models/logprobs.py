@@ -30,10 +30,6 @@ class Curve(NamedTuple):
     divisor: float
     inner: float | None = None
 
-    @classmethod
-    def of(cls, temperature: float, scale: float, cap: float | None) -> Curve:
-        return cls(temperature / scale) if cap is None else cls(temperature / cap, scale / cap)
-
 
 def map_logits(logits: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> torch.Tensor:
     """What a model means by its head's output, in at least float32. A plain model's logits are passed through."""
@@ -63,7 +59,7 @@ def token_logprobs(
     """
     rows = chunk or rows_at_a_time(weight_VH.shape[0], hidden_NH.is_cuda)
     use_fused = hidden_NH.is_cuda and hidden_NH.dtype != torch.float64 if fused is None else fused
-    curve = Curve.of(float(temperature), scale, cap)
+    curve = Curve(float(temperature) / scale) if cap is None else Curve(float(temperature) / cap, scale / cap)
     # `forward` cannot ask: no gradient is ever enabled inside it, and its inputs need one under `no_grad` too.
     may_keep = use_fused and torch.is_grad_enabled()
     logprobs, entropies = _ChunkedLogprobs.apply(

@@ -289,11 +289,6 @@ class GammaWeight(Surrogate):
         return self.weight(ratio, advantage) * advantage * logprobs
 
 
-def clipped(epsilon: float | None, epsilon_high: float | None = None, cap: float | None = None) -> Surrogate:
-    """`Clip.around`, or r A without a clip."""
-    return Unclipped() if epsilon is None else Clip.around(epsilon, epsilon_high, cap)
-
-
 @dataclass(frozen=True)
 class MismatchWeight:
     """exp(old - sampler_logprobs), of each token or of each whole sequence.

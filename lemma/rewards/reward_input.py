@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+# Of several golds, any counts.
+ORDER = ("right", "wrong", "unknown")
+
+
 @dataclass(slots=True)
 class RewardInput:
     """One completion to be scored. Its `verdict` is asked for once: most are found at once, the others by the grading
@@ -63,7 +67,7 @@ class RewardInput:
             found = [quick(text, gold, self.rules) for gold in self.problem.golds]
             known = [one for one in found if isinstance(one, Verdict)]
             if len(known) == len(found):
-                self._verdict = min(known, key=_order)
+                self._verdict = min(known, key=lambda one: ORDER.index(one.kind))
             else:
                 service = self.service or default_service()
                 self._asked = [one if isinstance(one, Verdict) else service.decide(one) for one in found]
@@ -81,12 +85,8 @@ class RewardInput:
             self.ask()
         if self._verdict is None:
             found = (asked if isinstance(asked, Verdict) else asked.result() for asked in self._asked)
-            self._verdict = min(found, key=_order)
+            self._verdict = min(found, key=lambda one: ORDER.index(one.kind))
         return self._verdict
-
-
-def _order(verdict: Verdict) -> int:
-    return ("right", "wrong", "unknown").index(verdict.kind)
 
 
 def verdict_of(outcome: Outcome) -> Verdict:

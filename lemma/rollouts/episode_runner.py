@@ -197,7 +197,8 @@ class EpisodeRunner:
             held_back, self._held_back = sorted(self._held_back, key=lambda one: one[0]), []
             for _, request, future in held_back:
                 self._submit(request, {0: future})
-            self.scoring.let_in()
+            if self._world is not None:
+                self.scoring.let_in()
             while self.is_open and self._asks and self._has_room(self._asks[0][0]):
                 self._begin(*self._asks.popleft())
 

@@ -93,7 +93,7 @@ class Journal:
     def _open(self) -> JsonLines:
         if self._lines is None:
             self._lines = JsonLines(self.path)
-            if not self._lines.size:
+            if self.is_new:
                 self._mark = hashlib.sha256()
         return self._lines
 

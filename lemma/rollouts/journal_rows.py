@@ -11,7 +11,7 @@ import json
 import math
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from json.encoder import encode_basestring
 from operator import attrgetter
 from typing import Any
@@ -46,12 +46,12 @@ _EPISODE = f'{{"version": {VERSION}, {_template(OF_EPISODE)}}}'
 _PLACES = [(_SHARED + _OWN).index(name) for name in OF_EPISODE]
 
 
+@dataclass
 class RowWriter:
     """Writes rows, and remembers of the last problems what their attempts share: the prompt and the question."""
 
-    def __init__(self) -> None:
-        # By identity; with the object itself, whose place no other one can take meanwhile.
-        self._shared: dict[int, tuple[Any, str]] = {}
+    # By identity; with the object itself, whose place no other one can take meanwhile.
+    _shared: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
     def line(self, episode: Episode) -> str:
         """The line of an episode, without its end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -116,16 +116,16 @@ class Scorer:
         return [one.episode for one in pending]
 
 
+@dataclass
 class ScoringQueue:
     """Episodes that are being graded, in the order in which they are scored and written to their journals."""
 
-    def __init__(self, scorer: Scorer):
-        self._scorer = scorer
-        self._journals: dict[int, Journal | None] = {}
-        self._settled = time.monotonic()
-        # In the order in which they came, whatever that depended on.
-        self._outside: list[Pending] = []
-        self._all: list[Pending] = []
+    _scorer: Scorer
+    _journals: dict[int, Journal | None] = field(default_factory=dict)
+    _settled: float = field(default_factory=time.monotonic)
+    # In the order in which they came, whatever that depended on.
+    _outside: list[Pending] = field(default_factory=list)
+    _all: list[Pending] = field(default_factory=list)
 
     def add(self, pending: Pending, journal: Journal | None, *, waits: bool = False) -> None:
         """One more, at the end; if it `waits`, not before `let_in`."""
@@ -168,7 +168,8 @@ class ScoringQueue:
         return episodes
 
     def settle_all(self) -> list[Episode]:
-        self.let_in()
+        if self._outside:
+            self.let_in()
         episodes: list[Episode] = []
         while self._all:
             episodes += self.settle(self._all[:BATCH])

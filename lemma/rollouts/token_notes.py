@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,12 @@ NOTES = "notes"
 DIGITS = 4
 
 
+@dataclass
 class TokenNotes:
     """Collects what the updates of one step find, and writes it."""
 
-    def __init__(self) -> None:
-        self._first: dict[int, np.ndarray] = {}
-        self._last: dict[int, np.ndarray] = {}
+    _first: dict[int, np.ndarray] = field(default_factory=dict)
+    _last: dict[int, np.ndarray] = field(default_factory=dict)
 
     def take(self, trajectories: Sequence[Trajectory], logprobs: Sequence[np.ndarray]) -> None:
         """Log-probabilities of the tokens that an update learns from, as it found them."""

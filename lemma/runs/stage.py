@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
+from lemma.core import outside
 from lemma.core.errors import UserError
 from lemma.core.events import Axis, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
-from lemma.core.outside import check_is_trainer
 from lemma.core.random import key
 from lemma.core.ranks import from_leader, gather_over_ranks, is_leader, slots, world_size
 from lemma.core.roll_call import check_alike
@@ -294,7 +294,8 @@ class Stage:
             raise Stopped
 
     def save(self, learner: Learner, step: int, *, prune: bool = True) -> None:
-        check_is_trainer()
+        if outside.is_fork:
+            outside.end_fork()
         self.before_saving()
         if self.folder.metrics is not None:
             self.folder.metrics.sync()

@@ -60,9 +60,9 @@ class NativeEngine(Engine):
         self._fused = on_gpu
         self._burst = min(burst or (BURST if on_gpu else CPU_BURST), BURST)
         self._ahead = on_gpu if ahead is None else ahead
-        # Whether the next burst is the first after prefill. On a GPU burst sizes do not depend on `ahead`.
-        self._follows_prefill = False
+        # Steps of the first burst after prefill, on a GPU whatever `ahead` is, and of the next one.
         self._first_burst = min(FIRST_BURST, self._burst) if on_gpu or self._ahead else self._burst
+        self._next_burst = self._burst
         self._block = BLOCK if on_gpu else CPU_BLOCK
         rows = min(max_sequences or LADDER[-1], LADDER[-1])
         self.cache_tokens = cache_tokens or default_tokens(policy, rows)
@@ -209,7 +209,7 @@ class NativeEngine(Engine):
             jobs = [] if is_long or takes_turns else self.scheduler.next_prefill()
         if not first_tokens:
             return
-        self._follows_prefill = True
+        self._next_burst = self._first_burst
         continuing = self._continuing() if self._ahead else []
         if continuing:
             self._in_flight = self._launch_ahead(continuing, self._sampling_mode(continuing), first_tokens)
@@ -271,7 +271,7 @@ class NativeEngine(Engine):
         """A burst of all running sequences for which there are blocks; the host has read all their tokens."""
         running = self.scheduler.running
         mode = self._sampling_mode(running)
-        steps = min(1 if mode == "host" else self._most_steps, max(s.limit - s.launched for s in running))
+        steps = min(1 if mode == "host" else self._next_burst, max(s.limit - s.launched for s in running))
         running = list(self.scheduler.reserve(steps))
         return self._launch(running, steps, mode) if running else None
 
@@ -285,20 +285,16 @@ class NativeEngine(Engine):
         end_often = self._unexpected_ends * ROWS_PER_UNEXPECTED_END > len(continuing)
         if mode == "host" or may_start or end_often:
             return None
-        steps = min(self._most_steps, max(s.limit - s.launched for s in continuing))
+        steps = min(self._next_burst, max(s.limit - s.launched for s in continuing))
         if not scheduler.reserve_ahead(continuing, steps):
             return None
         self.bursts_ahead += 1
         return self._launch(continuing, steps, mode, first_tokens)
 
-    @property
-    def _most_steps(self) -> int:
-        return self._first_burst if self._follows_prefill else self._burst
-
     def _launch(
         self, sequences: list[Sequence], steps: int, mode: SamplingMode, first_tokens: Collection[Burst] = ()
     ) -> Burst:
-        self._follows_prefill = False
+        self._next_burst = self._burst
         burst = self.runner.launch(sequences, steps, mode, self._intake.eos, first_tokens)
         for sequence in sequences:
             sequence.cached += steps

@@ -262,7 +262,7 @@ class Runner:
         unread = [row for row, s in enumerate(sequences) if s.run_id in first]
         rows, size = len(sequences), len(batch.ids_B)
         numbers = np.zeros((2, size), dtype=np.int64)
-        numbers[0, :rows] = [0 if s.run_id in first else s.last for s in sequences]
+        numbers[0, :rows] = [0 if s.run_id in first else s.newest[-1] for s in sequences]
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
         reals[:, :rows] = temperatures(sequences)

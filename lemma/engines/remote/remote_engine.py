@@ -28,7 +28,7 @@ from lemma.engines.remote.served_jobs import ServedJobs
 from lemma.engines.remote.server_client import ServerReply
 from lemma.engines.remote.server_pool import Member
 from lemma.engines.remote.weights_folder import WeightsFolder
-from lemma.engines.request_checks import check_request
+from lemma.engines.sampling import check_request
 from lemma.models.policy import Policy
 
 WEIGHTS, PLACE = "weights for the generation servers", "the generation servers"

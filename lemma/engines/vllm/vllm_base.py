@@ -9,7 +9,7 @@ from collections import deque
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request
 from lemma.engines.remote.weights_folder import WeightsFolder
 from lemma.engines.remote.weights_probe import ProbeScores, probe_prompt, verify
-from lemma.engines.request_checks import check_request
+from lemma.engines.sampling import check_request
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job
 from lemma.engines.vllm.versions import check_version

@@ -54,9 +54,9 @@ class Seen:
         algorithm, live = self.options.algorithm, self("groups/live", 1.0)
         if not algorithm.compares:
             return 0.0 if self("reward/commonest") > 0.99 else live
-        if algorithm.compares_traces:
-            return live  # one right sample of a teacher among wrong ones is enough
-        return min(live, self("groups/varied", 1.0))
+        varied = self("groups/varied", 1.0)
+        # With a teacher's samples in the group, one right one of those among wrong ones is enough.
+        return live if varied >= live or algorithm.compares_traces else varied
 
     @property
     def is_parsed(self) -> bool:

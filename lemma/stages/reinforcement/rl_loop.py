@@ -122,7 +122,7 @@ def metrics_of(
     values = rollout_metrics(rollouts, batch, by_verdict=by_verdict)
     if type(parts.algorithm).credited is not Algorithm.credited:
         values |= credited_metrics(parts.algorithm, batch)
-    values |= {"lr": parts.learner.last_rate, "epoch": parts.order.epoch} | update_metrics(reports)
+    values |= {"lr": parts.learner.last_rate, "epoch": parts.order.drawn / len(parts.tasks)} | update_metrics(reports)
     if options.rollout.lag:
         values |= staleness(rollouts, step) | sample_size(values)
     return values | {"mismatch/rounding": parts.policy.findings.rounding}
