@@ -163,7 +163,7 @@ def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[s
         "logprob": float(logprobs.mean()) if len(logprobs) else 0.0,
     }
     if not all(map(_paid_without_gold, samples)):
-        numbers["right"] = fmean(sample.right for sample in samples)
+        numbers["right"] = fmean(sample.verdict == "right" for sample in samples)
     if min(map(len, groups)) > 1:
         numbers |= {
             "distinct": fmean(len({tuple(s.ids.tolist()) for s in group}) / len(group) for group in groups),

@@ -145,7 +145,7 @@ class _Share:
             name, place = str(episode.key[2]), int(episode.key[3])
             row = self.rows[name, place, episode.sample] = _row(self._by_name[name], place, episode)
             row.lines = lines_of(row)  # now, while the engine generates, rather than at the end
-            self._meter.graded(len(episode.ids), episode.right)
+            self._meter.graded(len(episode.ids), episode.verdict == "right")
 
     def _sampling(self, ask: SampleRequest) -> Sampling:
         own = self._by_name[str(ask.key[2])].sampling

@@ -85,6 +85,8 @@ class Learner:
         self.temperature = temperature
         self.is_compiled = compile_blocks
         self.step_count = self.skipped = 0
+        self.last_rate = 0.0
+        """The learning rate of the last step, also where it had nothing to learn from."""
         self.optimiser = make_optimiser(policy, optim, shard)
         agree_on_flash(may_flash and not compile_blocks, say, lambda: first_pass(policy))
         # Ranks that make a pass together cannot leave it one by one.
@@ -200,7 +202,7 @@ class Learner:
                 break
         rate = learning_rate(self.optim, self.step_count, self.total_steps)
         norm, updated = self._update(rate)
-        self.step_count += 1
+        self.step_count, self.last_rate = self.step_count + 1, rate
         results = work.summed.result()
         self._check_health(updated, rate, results["loss"])
         return StepReport(
@@ -216,14 +218,10 @@ class Learner:
             logprobs=work.scores.by_trajectory(len(trajectories)) if work.scores is not None else [],
         )
 
-    @property
-    def last_rate(self) -> float:
-        """The learning rate of the last step, also where it had nothing to learn from."""
-        return learning_rate(self.optim, max(0, self.step_count - 1), self.total_steps)
-
     def pass_over(self, steps: int) -> None:
         """Count optimisation steps that had nothing to learn from, so that the schedule goes on."""
         self.step_count += steps
+        self.last_rate = learning_rate(self.optim, max(0, self.step_count - 1), self.total_steps)
 
     def _update(self, rate: float) -> tuple[float, bool]:
         try:

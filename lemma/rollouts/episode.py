@@ -136,10 +136,6 @@ class Episode:
         return "teacher" if given and given == len(self.ids) else "policy"
 
     @property
-    def right(self) -> bool:
-        return self.verdict == "right"
-
-    @property
     def paid(self) -> float:
         """What the environment paid for single turns, in addition to what the whole was worth."""
         return math.fsum(turn.reward for turn in self.turns if turn.reward is not None)

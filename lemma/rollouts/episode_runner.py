@@ -56,7 +56,8 @@ def play(
         yield from play_agents(engine, asks, sampling_of, scorer, world=world, journal=journal)
         return
     known = journal.episodes if journal is not None else {}
-    with closing(EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)) as runner:
+    runner = EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)
+    with closing(runner.loop):
         for ask in asks:
             there = ask.known(known)
             yield from there
@@ -84,8 +85,8 @@ class EpisodeRunner:
         self._engine, self._scorer, self._world, self._sampling = engine, scorer, world, sampling
         self._most, self._patience = most, patience
         self._is_exact = most is None and (world is None or world.is_exact)
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._raised)
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._raised)
         self._woken = asyncio.Event()
         self._failure: BaseException | None = None
         self._asks: deque[tuple[SampleRequest, Journal | None]] = deque()
@@ -130,10 +131,10 @@ class EpisodeRunner:
         unfinished = is_unfinished or (lambda: bool(self._asks or self._running))
         pool = None if self._world is None else self._world.pool
         if pool is not None:
-            pool.notify(self._loop, self._woken.set)
+            pool.notify(self.loop, self._woken.set)
         try:
             while unfinished():
-                yield from self._loop.run_until_complete(self._run_until_scored(unfinished))
+                yield from self.loop.run_until_complete(self._run_until_scored(unfinished))
         except BaseException as error:
             if isinstance(error, Exception) and self._patience is not None:
                 self.scoring.settle(self.scoring.graded())
@@ -141,10 +142,7 @@ class EpisodeRunner:
             raise
         finally:
             if pool is not None:
-                pool.notify(self._loop, None)
-
-    def close(self) -> None:
-        self._loop.close()
+                pool.notify(self.loop, None)
 
     # --- one turn of the loop ------------------------------------------------------------------------------------
 
@@ -163,8 +161,12 @@ class EpisodeRunner:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
-            if self._over:
-                self._read_together()
+            if self._over:  # what was said last is decoded together, then graded
+                over, self._over = self._over, []
+                self._scorer.read([episode for _, episode, _, _ in over])
+                waits = self._is_exact and self._world is not None
+                for problem, episode, outcome, journal in over:
+                    self.scoring.add(self._scorer.begin(problem, episode, outcome), journal, waits=waits)
             if scored := self.scoring.settle(self.scoring.due(self._patience)):
                 return scored
         return []
@@ -206,13 +208,13 @@ class EpisodeRunner:
 
     def _begin(self, ask: SampleRequest, journal: Journal | None) -> None:
         """Submit the first turn of all attempts as one request; each goes on by itself as its sample finishes."""
-        futures: dict[int, asyncio.Future[Completion]] = {n: self._loop.create_future() for n in range(ask.n)}
+        futures: dict[int, asyncio.Future[Completion]] = {n: self.loop.create_future() for n in range(ask.n)}
         self._submit(ask.request(self._sampling(ask)), futures)
         self._running += ask.n
         if self._world is not None:
             self._tokens += ask.n * self._world.most_tokens(ask, self._sampling(ask))
         for number, future in futures.items():
-            task = self._loop.create_task(self._episode(ask, number, future, journal))
+            task = self.loop.create_task(self._episode(ask, number, future, journal))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -248,7 +250,7 @@ class EpisodeRunner:
         """`generate` for the later turns of an episode: takes a request of one sample, gives what is awaited."""
 
         def generate(request: Request) -> asyncio.Future[Completion]:
-            future: asyncio.Future[Completion] = self._loop.create_future()
+            future: asyncio.Future[Completion] = self.loop.create_future()
             if self._is_exact:
                 self._held_back.append((order, request, future))
             else:
@@ -276,14 +278,6 @@ class EpisodeRunner:
         self._failure = self._failure or error
         self._woken.set()
 
-    def _read_together(self) -> None:
-        """Read what is over, decoding together what was said last, and begin grading it."""
-        over, self._over = self._over, []
-        self._scorer.read([episode for _, episode, _, _ in over])
-        for problem, episode, outcome, journal in over:
-            waits = self._is_exact and self._world is not None
-            self.scoring.add(self._scorer.begin(problem, episode, outcome), journal, waits=waits)
-
     # --- room ----------------------------------------------------------------------------------------------------
 
     def _has_room(self, ask: SampleRequest) -> bool:
@@ -304,10 +298,10 @@ class EpisodeRunner:
         """Leave nothing behind in the engine, and leave every environment."""
         self._over.clear()
         self._held_back.clear()
-        tasks: Sequence[asyncio.Task[Any]] = list(asyncio.all_tasks(self._loop))
+        tasks: Sequence[asyncio.Task[Any]] = list(asyncio.all_tasks(self.loop))
         for task in tasks:
             task.cancel()
         if tasks:
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         futures, self._futures = self._futures, {}
         self._engine.drop(list(futures))

@@ -46,7 +46,9 @@ class Journal:
         if not self.is_new:
             self._read()
         if not self.is_complete:
-            self._open()
+            self._lines = JsonLines(path)
+        if self.is_new:
+            self._mark = hashlib.sha256()
 
     def _read(self) -> None:
         there = find(self.path) or self.path
@@ -75,13 +77,15 @@ class Journal:
 
     def clear(self) -> None:
         self.path.with_name(self.path.name + COMPRESSED).unlink(missing_ok=True)
-        self._open().truncate(0)
+        self._lines = self._lines or JsonLines(self.path)
+        self._lines.truncate(0)
         self._mark = hashlib.sha256()
         self.episodes, self.draws, self.is_complete = {}, [], False
 
     def finish(self, drawn: int = 0) -> None:
         """`drawn` is the number of problems that were drawn until then, in all steps."""
-        lines, mark = self._open(), self._mark
+        lines, mark = self._lines, self._mark
+        assert lines is not None, "it is complete"
         if mark is None:
             with open(self.path, "rb") as written:
                 mark = hashlib.file_digest(written, "sha256")
@@ -90,15 +94,9 @@ class Journal:
         lines.sync()
         self.is_complete = True
 
-    def _open(self) -> JsonLines:
-        if self._lines is None:
-            self._lines = JsonLines(self.path)
-            if self.is_new:
-                self._mark = hashlib.sha256()
-        return self._lines
-
     def _append(self, lines: Sequence[str]) -> None:
-        written = self._open().append_lines(lines)
+        assert self._lines is not None, "it is complete"
+        written = self._lines.append_lines(lines)
         if self._mark is not None:
             self._mark.update(written)
 

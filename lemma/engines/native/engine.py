@@ -212,7 +212,9 @@ class NativeEngine(Engine):
         self._next_burst = self._first_burst
         continuing = self._continuing() if self._ahead else []
         if continuing:
-            self._in_flight = self._launch_ahead(continuing, self._sampling_mode(continuing), first_tokens)
+            launched = [s.launched for s in continuing]
+            mode = sampling_mode(continuing, self.runner.has_cut_kernels, self._intake.eos, launched)
+            self._in_flight = self._launch_ahead(continuing, mode, first_tokens)
         for burst in first_tokens:
             self._accept(burst.sequences, *self._read(burst))
         if self._in_flight:
@@ -263,15 +265,13 @@ class NativeEngine(Engine):
         if not self.scheduler.running:
             self._in_flight, self._unexpected_ends = None, 0
 
-    def _sampling_mode(self, sequences: list[Sequence]) -> SamplingMode:
-        """How to sample the tokens that come after all that have been launched."""
-        return sampling_mode(sequences, self.runner.has_cut_kernels, self._intake.eos, [s.launched for s in sequences])
-
     def _launch_next(self) -> Burst | None:
         """A burst of all running sequences for which there are blocks; the host has read all their tokens."""
         running = self.scheduler.running
-        mode = self._sampling_mode(running)
-        steps = min(1 if mode == "host" else self._next_burst, max(s.limit - s.launched for s in running))
+        launched = [s.launched for s in running]
+        mode = sampling_mode(running, self.runner.has_cut_kernels, self._intake.eos, launched)
+        left = max(s.limit - count for s, count in zip(running, launched, strict=True))
+        steps = min(1 if mode == "host" else self._next_burst, left)
         running = list(self.scheduler.reserve(steps))
         return self._launch(running, steps, mode) if running else None
 

@@ -66,7 +66,7 @@ class Batch:
         )
 
     def first(self, rows: int) -> Batch:
-        """The first rows of the same tensors."""
+        """The first rows of the same tensors, but all of the cuts: few modes read them."""
         return Batch(
             self.ids_B[:rows],
             self.positions_B[:rows],
@@ -74,7 +74,7 @@ class Batch:
             self.keys_B2[:rows],
             self.inverse_B[:rows],
             self.noisy_B[:rows],
-            self.cuts.first(rows),
+            self.cuts,
             self.step,
             self.tokens_KB[:, :rows],
             self.logprobs_KB[:, :rows],
@@ -304,7 +304,7 @@ class Runner:
         logits_BV = self._head(self.policy.hidden_cached(batch.ids_B, positions, context))
         if mode != "host":
             settings = (batch.inverse_B, batch.noisy_B, self.fused, self.policy.logit_map)
-            cuts = batch.cuts if mode == "cut" else None
+            cuts = batch.cuts.first(len(batch.ids_B)) if mode == "cut" else None
             tokens, logprobs, kept = draw(logits_BV, batch.keys_B2, positions + 1, *settings, cuts)
             batch.tokens_KB.index_copy_(0, batch.step, tokens[None])
             batch.logprobs_KB.index_copy_(0, batch.step, logprobs.float()[None])

@@ -26,7 +26,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     own = own or [s for s in rollouts.episodes if s.origin == "policy"]
     dead = rollouts.dead / max(rollouts.drawn, 1)
     draws = _by_draw(own)
-    right = [[one.right if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
+    right = [[one.verdict == "right" if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
     rewards = [{(one.reward, *one.rewards.values()) for one in draw} for draw in draws]
     known = [sample.reward for sample in own if sample.reward is not None]
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
@@ -126,7 +126,7 @@ def _surprisal(samples: Sequence[Episode]) -> float:
 def _samples(samples: Sequence[Episode]) -> dict[str, float]:
     """Numbers of these samples; nothing about right answers where no problem has a gold."""
     lengths = [float(len(sample.ids)) for sample in samples]
-    right = [sample.right for sample in samples]
+    right = [sample.verdict == "right" for sample in samples]
     graded = {
         "right": _mean(right),
         "length/right": _mean([length for length, ok in zip(lengths, right, strict=True) if ok]),
