@@ -1,9 +1,12 @@
-"""How objects travel between ranks: pickled, with the mark of this run, through the memory of the hosts."""
+"""What ranks do with each other: work in step, and objects that travel between them, pickled, with the mark of this
+run, through the memory of the hosts."""
 
 from __future__ import annotations
 
 import hmac
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from lemma.core.errors import UserError
@@ -60,3 +63,26 @@ def unseal(sealed: bytes, key: bytes, rank: int) -> Any:
             fix=f"give the ranks of all machines the same {KEY_VARIABLE}, and open their ports to nobody else",
         )
     return pickle.loads(data)
+
+
+@contextmanager
+def in_step(place: str) -> Iterator[None]:
+    """Within `with`, this rank works in step with the others: each of them may wait for it at any moment. What goes
+    wrong here is raised here alone, and ends the others. A pass that fails by itself waited for nobody."""
+    own: RuntimeError | None = None
+    with waiting_for_ranks(place):
+        try:
+            yield
+        except RuntimeError as error:
+            if _is_of_the_group(error):
+                raise
+            own = error
+    if own is not None:
+        raise own
+
+
+def _is_of_the_group(error: RuntimeError) -> bool:
+    """Whether an exchange with other ranks failed, and not this rank's own computation."""
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL"))

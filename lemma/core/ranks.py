@@ -130,29 +130,6 @@ def waiting_for_ranks(place: str) -> Iterator[None]:
         _thread.waits -= 1
 
 
-@contextmanager
-def in_step(place: str) -> Iterator[None]:
-    """Within `with`, this rank works in step with the others: each of them may wait for it at any moment. What goes
-    wrong here is raised here alone, and ends the others. A pass that fails by itself waited for nobody."""
-    own: RuntimeError | None = None
-    with waiting_for_ranks(place):
-        try:
-            yield
-        except RuntimeError as error:
-            if _is_of_the_group(error):
-                raise
-            own = error
-    if own is not None:
-        raise own
-
-
-def _is_of_the_group(error: RuntimeError) -> bool:
-    """Whether an exchange with other ranks failed, and not this rank's own computation."""
-    import torch.distributed as dist
-
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL"))
-
-
 def may_go_aside() -> bool:
     """Whether a thread of each rank can agree with those of the others while the main ones do other things."""
     return _world.size == 1 or _world.aside is not None

@@ -23,8 +23,10 @@ from lemma.core.types import Output, Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split, learning_rate
-from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, first_pass, is_one_group
+from lemma.learning.optimiser_state import load_optimiser, optimiser_state
+from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, is_one_group
 from lemma.learning.split_optimiser import make_optimiser
+from lemma.learning.split_passes import first_pass
 from lemma.learning.whole_batch import evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
@@ -366,12 +368,12 @@ class Learner:
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that training changes: tensors by name, and the rest as JSON."""
-        tensors, extra = self.optimiser.state()
+        tensors, extra = optimiser_state(self.optimiser)
         counts = {"step": self.step_count, "skipped": self.skipped, "token_budget": self.token_budget}
         return tensors, {"optimiser": extra, **counts}
 
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
-        self.optimiser.load(tensors, extra["optimiser"])
+        load_optimiser(self.optimiser, tensors, extra["optimiser"])
         self.step_count, self.skipped = int(extra["step"]), int(extra.get("skipped", 0))
         here, saved = self.token_budget, int(extra["token_budget"])
         # The saved one, so that the same packs are computed; but not more than fits on this device.

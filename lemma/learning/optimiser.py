@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ class Optimiser:
         self.pieces = self._cut()
         self.masters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._values: dict[ParameterPiece, torch.Tensor] = {}
+        self.values: dict[ParameterPiece, torch.Tensor] = {}
         # Of slots that are summed; None where this process has the only one.
         self._sums: SlotSums | None = None
         self._rounds: dict[ParameterPiece, torch.Tensor] = {}
@@ -66,7 +66,7 @@ class Optimiser:
             parameter.lemma_sink = self._buffers.get(name)
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
-        self.inner = make_inner(self._values, options)
+        self.inner = make_inner(self.values, options)
 
     def _cut(self) -> list[ParameterPiece]:
         return cut(self.parameters, world_size())
@@ -81,12 +81,12 @@ class Optimiser:
             parameter = self.parameters[piece.name]
             if piece.name in self.masters:
                 whole = self.masters[piece.name]
-                self._values[piece] = whole if piece.is_whole else piece.of(whole.detach())
+                self.values[piece] = whole if piece.is_whole else piece.of(whole.detach())
             elif self._owns(piece):
                 own = parameter if _is_exact(parameter) and piece.is_whole else piece.of(parameter.detach())
-                self._values[piece] = own if _is_exact(parameter) else own.float()
+                self.values[piece] = own if _is_exact(parameter) else own.float()
                 if piece.is_whole:
-                    self.masters[piece.name] = self._values[piece]
+                    self.masters[piece.name] = self.values[piece]
 
     def _owns(self, piece: ParameterPiece) -> bool:
         """Whether this rank updates a piece."""
@@ -97,7 +97,7 @@ class Optimiser:
     def zero(self) -> None:
         """Forget all gradients; the buffers under low-precision parameters keep their addresses."""
         self._sums, self._rounds = None, {}
-        for value in self._values.values():
+        for value in self.values.values():
             value.grad = None
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -153,13 +153,13 @@ class Optimiser:
             there = {piece: self.masters[piece.name].grad for piece in self.pieces}
             for piece, grad in there.items():
                 if grad is not None and not piece.is_whole:
-                    self._values[piece].grad = piece.of(grad)
+                    self.values[piece].grad = piece.of(grad)
             return [piece for piece in self.pieces if there[piece] is not None]
         own_grads = self._rounds if self.shard == "gradients" else self._at_home()
         if self.shard == "none" and world_size() > 1:
             own_grads = self._everywhere(own_grads)
         for piece, grad in own_grads.items():
-            value = self._values[piece]
+            value = self.values[piece]
             value.grad = grad if grad.shape == value.shape else grad.view(value.shape)
         return [piece for piece in self.pieces if piece in own_grads]
 
@@ -171,7 +171,7 @@ class Optimiser:
         there = {self.pieces[n] for of_home in homes for n in of_home}
         everything = {
             piece: sums[piece] if piece in sums else torch.empty(piece.size, dtype=value.dtype, device=value.device)
-            for piece, value in self._values.items()
+            for piece, value in self.values.items()
             if piece in there
         }
         spread(everything, "the summed gradients")
@@ -186,7 +186,7 @@ class Optimiser:
         Returns the norm of the gradient before clipping, and whether it was finite; if not, nothing is updated.
         """
         pieces = self._gather()
-        grads = [grad for piece in pieces if (grad := self._values[piece].grad) is not None]
+        grads = [grad for piece in pieces if (grad := self.values[piece].grad) is not None]
         if self.scaler.enabled and grads:
             torch._foreach_mul_(grads, 1.0 / self.scaler.scale)
         size = self._norm(pieces, grads)
@@ -229,7 +229,7 @@ class Optimiser:
         """Bring what was updated into the compute weights of all ranks, in place."""
         pairs = [
             (piece.of(self.parameters[piece.name].data), value)
-            for piece, value in self._values.items()
+            for piece, value in self.values.items()
             if not _is_exact(self.parameters[piece.name])
         ]
         if pairs:
@@ -237,56 +237,14 @@ class Optimiser:
         if self.shard != "none" and world_size() > 1:
             spread({piece: piece.of(self.parameters[piece.name].data) for piece in self.pieces}, "the new weights")
 
-    # --- state -------------------------------------------------------------------------------------------------
+    # --- state: see `optimiser_state` ---------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Weights and moments of the pieces that are at home here, by name, and what is not a tensor."""
-        tensors: dict[str, torch.Tensor] = {}
-        plain: dict[str, Any] = {}
-        for piece, value in self._values.items():
-            if piece.home != rank():
-                continue
-            tensors[f"weight/{piece.name}{piece.mark}"] = value.detach()
-            for key, kept in self._state_of(value).items():
-                if isinstance(kept, torch.Tensor):
-                    tensors[f"optimiser/{piece.name}/{key}{piece.mark}"] = kept
-                else:
-                    plain[f"{piece.name}/{key}{piece.mark}"] = kept
-        everything = {key: kept for part in gather_over_ranks(plain, "the state") for key, kept in part.items()}
-        return tensors, {"plain": everything, "scaler": self.scaler.state()}
-
-    def _state_of(self, value: torch.Tensor) -> dict[str, Any]:
-        return {} if self.inner is None else self.inner.state.get(value, {})
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
-        """Put a saved state back, in place; a state of another model is refused before anything changes."""
-        saved = SavedSlices(tensors, extra["plain"])
-        saved.check(self.parameters)
-        for piece in self.pieces:
-            value = self._values.get(piece)
-            self._take(piece, value, saved)
-            if value is not None and self.inner is not None:
-                self.inner.state.pop(value, None)
-                state = saved.state(piece)
-                if state:
-                    self.inner.state[value] = {key: self._placed(key, kept, value) for key, kept in state.items()}
-        self.scaler.load(extra["scaler"])
-
-    def _take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
+    def take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
         """Put a saved piece into its master, if that is here, and into the compute weights."""
         weight, part = saved.weight(piece), piece.of(self.parameters[piece.name].data)
         if value is not None:
             value.copy_(weight.view(value.shape))
         part.copy_(weight.view(part.shape))
-
-    def _placed(self, key: str, value: Any, master: torch.Tensor) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        assert self.inner is not None
-        stays = key == "step" and not self.inner.param_groups[0].get("fused")
-        placed = value.clone() if stays else value.to(master.device, copy=True)
-        return placed.view(master.shape) if placed.numel() == master.numel() and placed.ndim else placed
 
 
 def _is_exact(parameter: torch.Tensor) -> bool:

@@ -163,7 +163,7 @@ class NativeEngine(Engine):
 
     def invalidate(self) -> None:
         self._has_looked = False
-        self.runner.drop_graphs()
+        self.runner.graphs.drop()
         self._restart()
 
     def close(self) -> None:

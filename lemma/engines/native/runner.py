@@ -11,16 +11,17 @@ from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
 
 from lemma.core.errors import warn
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
+from lemma.engines.native.cuts import Cuts
 from lemma.engines.native.noise import halves
-from lemma.engines.native.sampler import Cuts, SamplingMode, draw, draw_cut, sampling_mode, temperatures
+from lemma.engines.native.sampler import SamplingMode, draw, draw_cut, sampling_mode, temperatures
 from lemma.engines.native.sequences import Sequence
+from lemma.engines.native.step_graphs import NotCaptured, StepGraphs
 from lemma.models.adapters import fold_adapters
 from lemma.models.packing import Segments, copy_together
 from lemma.models.policy import Policy
@@ -105,16 +106,12 @@ class Runner:
         self.cache = cache
         self.fused = fused
         self.use_graphs = use_graphs
-        self.captures = 0
         self._on_gpu = policy.device.type == "cuda"
         if fused:
             fold_adapters(policy.module)
         blocks = -(-(context + BURST) // cache.block)
         self.buffers = Batch.empty(max_rows, blocks, policy.device)
-        self._graphs: dict[tuple[SamplingMode, int], Any] = {}
-        self._logits: dict[tuple[SamplingMode, int], torch.Tensor] = {}
-        self._pool: Any = None
-        self._nothing = torch.empty(0)
+        self.graphs = StepGraphs(self._compute)
         self._cuts: bool | None = None
         # The run ids of the sequences whose state is in the buffers, and how many blocks of each are in the table.
         self._rows: list[int] = []
@@ -127,11 +124,6 @@ class Runner:
 
             self._cuts = kernels_cut(self.policy.device, self.policy.dtype, self.policy.logit_map)
         return bool(self._cuts)
-
-    def drop_graphs(self) -> None:
-        self._graphs.clear()
-        self._logits.clear()
-        self._pool = None
 
     # --- prompts -----------------------------------------------------------------------------------------------
 
@@ -192,7 +184,7 @@ class Runner:
         batch = self.buffers.first(size)
         self._fill(batch, sequences, mode, eos, first_tokens)
         for number in range(steps):
-            logits_BV = self._replay(batch, mode) if self.use_graphs else self._compute(batch, mode)
+            logits_BV = self._step(batch, mode) if self.use_graphs else self._compute(batch, mode)
             if mode == "host":
                 keys, positions = batch.keys_B2[:rows], batch.positions_B[:rows] + 1
                 drawn = draw_cut(logits_BV[:rows], sequences, keys, positions, number, eos, self.policy.logit_map)
@@ -282,17 +274,15 @@ class Runner:
             batch.ids_B[into] = torch.cat([burst.first_B for burst in first_tokens])[taken]
         batch.step.zero_()
 
-    def _replay(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
-        """One token for every row, through a graph. Returns the logits (B, V), except for graphs
-        that sample by themselves: they keep none, so that all graphs can share the memory for them."""
-        size = len(batch.ids_B)
-        name = mode, size
-        if name not in self._graphs:
-            self._try_to_capture(name, batch)
-        if not self.use_graphs:
+    def _step(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
+        """One token for every row, through a graph as long as steps can be captured."""
+        try:
+            return self.graphs.replay(batch, mode)
+        except NotCaptured as error:
+            kind = type(self.policy.causal).__name__
+            warn(f"{kind} cannot be decoded through CUDA graphs ({error}); the engine does without, and is slower")
+            self.use_graphs = False
             return self._compute(batch, mode)
-        self._graphs[name].replay()
-        return self._logits.get(name, self._nothing)
 
     def _compute(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
         block = self.cache.block
@@ -313,48 +303,6 @@ class Runner:
             batch.positions_B.add_(1)
             batch.step.add_(1)
         return logits_BV
-
-    def _try_to_capture(self, name: tuple[SamplingMode, int], batch: Batch) -> None:
-        """Capture, or stop using graphs: some layers have sizes that depend on data on the device (a mixture's experts
-        in float32), which cannot be captured."""
-        before = [x.clone() for x in (batch.ids_B, batch.positions_B, batch.step)]
-        try:
-            self._capture(name, batch, before)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            kind = type(self.policy.causal).__name__
-            message = f"{kind} cannot be decoded through CUDA graphs ({first}); the engine does without, and is slower"
-            warn(message)
-            self.use_graphs = False
-            self.drop_graphs()
-            self._restore(batch, before)
-
-    def _capture(self, name: tuple[SamplingMode, int], batch: Batch, before: list[torch.Tensor]) -> None:
-        """Record a step as a graph. The warm-up runs advance the batch, so it is restored afterwards."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._compute(batch, name[0])
-                self._restore(batch, before)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # CUDA calls of other threads do not invalidate the capture.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits_BV = self._compute(batch, name[0])
-        if name[0] == "host":
-            self._logits[name] = logits_BV
-        self._pool = self._pool or graph.pool()
-        self._graphs[name] = graph
-        self.captures += 1
-        self._restore(batch, before)
-
-    @staticmethod
-    def _restore(batch: Batch, before: list[torch.Tensor]) -> None:
-        for tensor, value in zip((batch.ids_B, batch.positions_B, batch.step), before, strict=True):
-            tensor.copy_(value)
 
     # --- the model ---------------------------------------------------------------------------------------------
 
