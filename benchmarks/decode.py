@@ -39,7 +39,7 @@ def make_policy(row: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from lemma.models import blocks
+    from lemma.models import installing
     from lemma.models.attention import NAME
     from lemma.models.load_model import _with_lora
     from lemma.models.model_options import LoraOptions
@@ -49,7 +49,7 @@ def make_policy(row: dict[str, Any]) -> Any:
     dtype = torch.bfloat16 if row["device"] == "cuda" else torch.float32
     with torch.device(row["device"]):
         causal = AutoModelForCausalLM.from_config(make_config(row["shape"]), dtype=dtype, attn_implementation=NAME)
-    blocks.install(causal, True)
+    installing.install(causal, True)
     module = _with_lora(causal, LoraOptions(r=16), "benchmark", 0) if row.get("lora") else causal
     return Policy(module.eval(), None)
 

@@ -64,7 +64,7 @@ def make_model(row: dict[str, Any], dtype: Any, attention: str) -> Any:
 def make_policy(row: dict[str, Any], options: Any) -> Any:
     import torch
 
-    from lemma.models import blocks
+    from lemma.models import installing
     from lemma.models.attention import NAME
     from lemma.models.load_model import _with_lora
     from lemma.models.policy import Policy
@@ -72,7 +72,7 @@ def make_policy(row: dict[str, Any], options: Any) -> Any:
     causal = make_model(row, torch.float32 if is_smoke(row) else torch.bfloat16, NAME)
     for parameter in causal.parameters():
         parameter.requires_grad_(options.lora is None)
-    blocks.install(causal, True)
+    installing.install(causal, True)
     if options.checkpointing:
         causal.gradient_checkpointing_enable({"use_reentrant": False})
     module = _with_lora(causal, options.lora, "benchmark", 0) if options.lora else causal

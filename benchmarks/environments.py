@@ -76,7 +76,7 @@ def make_policy(shape: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from lemma.models import blocks
+    from lemma.models import installing
     from lemma.models.attention import NAME
     from lemma.models.policy import Policy
 
@@ -86,7 +86,7 @@ def make_policy(shape: str) -> Any:
         causal = AutoModelForCausalLM.from_config(
             make_config(shape), dtype=torch.bfloat16 if device == "cuda" else torch.float32, attn_implementation=NAME
         )
-    blocks.install(causal, True)
+    installing.install(causal, True)
     return Policy(causal.eval(), None)
 
 

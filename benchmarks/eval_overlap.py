@@ -74,7 +74,7 @@ def make_policy(row: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from lemma.models import blocks
+    from lemma.models import installing
     from lemma.models.attention import NAME
     from lemma.models.policy import Policy
 
@@ -86,7 +86,7 @@ def make_policy(row: dict[str, Any]) -> Any:
     with torch.device(device):
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         causal = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
-    blocks.install(causal, True)
+    installing.install(causal, True)
     return Policy(causal.eval(), make_tokenizer(config.vocab_size))
 
 
@@ -133,13 +133,14 @@ def speaking(rows: list[dict[str, Any]]) -> AbstractContextManager[Any]:
     problem."""
     from lemma.evaluation.eval_samples import BenchmarkScorer
 
-    said_last = BenchmarkScorer.said_last
+    read = BenchmarkScorer.read
 
-    def said(scorer: BenchmarkScorer, episode: Any) -> str:
-        said_last(scorer, episode)
-        return str(rows[int(episode.key[3])]["texts"][episode.sample])
+    def said(scorer: BenchmarkScorer, episodes: Any) -> None:
+        read(scorer, episodes)
+        for episode in episodes:
+            episode.turns[-1].text = str(rows[int(episode.key[3])]["texts"][episode.sample])
 
-    return mock.patch.object(BenchmarkScorer, "said_last", said)
+    return mock.patch.object(BenchmarkScorer, "read", said)
 
 
 class Paced:

@@ -53,7 +53,7 @@ def run_rank(row: Row) -> Row:
     from lemma.core.types import Trajectory
     from lemma.learning.learner import Learner
     from lemma.learning.learning_options import OptimOptions
-    from lemma.models import blocks
+    from lemma.models import installing
     from lemma.models.attention import NAME
     from lemma.models.memory import Shape, plan_training
     from lemma.models.model_options import ModelOptions
@@ -66,7 +66,7 @@ def run_rank(row: Row) -> Row:
     torch.manual_seed(0)
     with torch.device(device):
         causal = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
-    blocks.install(causal, True)
+    installing.install(causal, True)
     causal.gradient_checkpointing_enable({"use_reentrant": False})
     pretend(ranks)
     times = []

@@ -187,7 +187,8 @@ def step_of(
 def _on_disk(parts: Parts, folder: Path, tokenizer: Any) -> None:
     from lemma.reports.shown_samples import read_chunk
     from lemma.reports.token_texts import TokenTexts
-    from lemma.rollouts.journal import Journal, journal_path, step_journals, tidy
+    from lemma.rollouts.journal import Journal, journal_path, tidy
+    from lemma.rollouts.journal_reader import step_journals
 
     parts.time("compress", lambda: tidy(folder, 1, None, 0))
     parts.time("read again", lambda: Journal(journal_path(folder, 1)))

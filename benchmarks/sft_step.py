@@ -61,7 +61,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     from lemma.core.types import Trajectory
     from lemma.learning.learner import Learner
     from lemma.learning.learning_options import OptimOptions
-    from lemma.models import blocks
+    from lemma.models import installing
     from lemma.models.attention import NAME
     from lemma.models.load_model import _with_lora
     from lemma.models.memory import Shape, plan_training
@@ -84,7 +84,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
         causal = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
     for parameter in causal.parameters():
         parameter.requires_grad_(options.lora is None)
-    blocks.install(causal, options.fused)
+    installing.install(causal, options.fused)
     if options.checkpointing:
         causal.gradient_checkpointing_enable({"use_reentrant": False})
     module = _with_lora(causal, options.lora, "benchmark", 0) if options.lora else causal

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from lemma.algorithms.parts.advantages import learns, rewards_of, write_advantages
+from lemma.algorithms.parts.advantages import rewards_of
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.config import Options
 from lemma.core.errors import UserError
@@ -64,10 +64,6 @@ class Algorithm(Options):
 
     # --- the advantage and the objective -----------------------------------------------------------------------
 
-    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One advantage for each sample, from the rewards of each group."""
-        raise AssertionError("an algorithm defines advantages or assign")
-
     def objective(self, max_tokens: int, memory: AlgorithmState) -> Objective:
         """The loss of one update; `max_tokens` is the longest response."""
         raise AssertionError("an algorithm defines its objective")
@@ -83,7 +79,7 @@ class Algorithm(Options):
 
         These are all groups of the step, on every rank.
         """
-        write_advantages(groups, self.advantages([rewards_of(group) for group in groups]))
+        raise AssertionError("an algorithm defines assign")
 
     def credited(self, group: Group) -> np.ndarray:
         """The reward of each episode as the algorithm takes it, clipped or with a penalty for being cut off."""
@@ -91,7 +87,7 @@ class Algorithm(Options):
 
     def has_signal(self, group: Group) -> bool:
         """Whether the rewards of this group give any of its trained tokens an advantage, and so a signal."""
-        return learns(group, self.advantages([rewards_of(group)])[0])
+        raise AssertionError("an algorithm defines has_signal")
 
     def observe(self, metrics: Mapping[str, float], memory: AlgorithmState) -> None:
         """Look at the metrics of a step; this is where controllers update their state."""

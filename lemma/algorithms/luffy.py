@@ -53,10 +53,10 @@ class Luffy(LuffyOptions):
 
     def objective(self, max_tokens: int, memory: AlgorithmState) -> MixedPolicyLoss:
         from lemma.objectives.mixed import MixedPolicyLoss
-        from lemma.objectives.policy_loss import KlTerm, MismatchWeight, clipped
+        from lemma.objectives.policy_loss import Clip, KlTerm, MismatchWeight, Unclipped
 
         return MixedPolicyLoss(
-            surrogate=clipped(self.clip, self.clip_high),
+            surrogate=Unclipped() if self.clip is None else Clip.around(self.clip, self.clip_high),
             normalise=self.normalise,
             constant=self.constant or float(max_tokens),
             off_shape=self.off_policy.shape(),

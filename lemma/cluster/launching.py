@@ -25,7 +25,7 @@ from typing import Protocol
 from lemma.cluster.rank_end import INTERRUPTED
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
-from lemma.core.ranks import KEY_VARIABLE
+from lemma.core.exchange import KEY_VARIABLE
 from lemma.core.terminal import visible
 
 POLL_SECONDS = 0.05

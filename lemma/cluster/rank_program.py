@@ -16,7 +16,8 @@ from lemma.cluster.joining import member
 from lemma.cluster.launching import Launcher
 from lemma.cluster.rank_watch import LOST, RankLost, say_loss
 from lemma.core.errors import UserError, warnings_said
-from lemma.core.ranks import RankWorld, is_leader, place_of, use_slots, world_size
+from lemma.core.rank_place import place_of
+from lemma.core.ranks import RankWorld, is_leader, use_slots, world_size
 from lemma.core.terminal import visible
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from lemma.core import outside
 from lemma.core.faults import fault_point
-from lemma.core.outside import check_is_trainer
 
 # Files that are written, hashed or synced side by side.
 AT_ONCE = 8
@@ -121,25 +121,23 @@ class JsonLines:
         """Rows that are JSON already, each on one line; what was written."""
         if not lines:
             return b""
-        check_is_trainer()
+        if outside.is_fork:
+            outside.end_fork()
         if self._failure is not None:  # the last line may be half a line, and nothing may follow it
             raise self._failure
-        try:
-            return self._write(lines)
-        except OSError as error:
-            self._failure = error
-            raise
-
-    def _write(self, lines: Sequence[str]) -> bytes:
         self._is_synced = False
         data = "".join(f"{line}\n" for line in lines).encode()
         middle = (data.rfind(b"\n", 0, -1) + 1 + len(data)) // 2
-        self._handle.write(data[:middle])
-        self._handle.flush()
-        for _ in lines:
-            fault_point("jsonl.mid_line")
-        self._handle.write(data[middle:])
-        self._handle.flush()
+        try:
+            self._handle.write(data[:middle])
+            self._handle.flush()
+            for _ in lines:
+                fault_point("jsonl.mid_line")
+            self._handle.write(data[middle:])
+            self._handle.flush()
+        except OSError as error:
+            self._failure = error
+            raise
         return data
 
     def truncate(self, size: int) -> None:
@@ -196,46 +194,3 @@ class BackgroundWork:
         self._thread.shutdown()
         if kind is None:
             self.wait()
-
-
-class WholeFiles:
-    """Files of one folder that are written together, within `with`: at its end they get their names, and the last one
-    gets its name only when all the others are complete and on the disk, even after a power cut. If it is left by an
-    exception, none gets its name.
-
-    Each is written and synced in a thread of its own: disks sync several files in little more than the time of one,
-    and the next is computed meanwhile.
-    """
-
-    def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._threads = folder, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="writing")
-        self._written: list[tuple[Path, Path, Future[None]]] = []
-
-    def write(self, name: str, data: bytes | str) -> None:
-        path = self._folder / name
-        temporary = hidden_path(path)
-        self._written.append((temporary, path, self._threads.submit(write_synced, temporary, data)))
-
-    def __enter__(self) -> WholeFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        try:
-            self._threads.shutdown()
-            if kind is None:
-                self._give_names()
-        finally:
-            self._threads.shutdown(cancel_futures=True)  # an interrupt may have ended the wait for them
-            for temporary, _, _ in self._written:
-                temporary.unlink(missing_ok=True)
-
-    def _give_names(self) -> None:
-        for _, _, synced in self._written:
-            synced.result()
-        for part in filter(None, (self._written[:-1], self._written[-1:])):
-            for temporary, path, _ in part:
-                os.replace(temporary, path)
-            sync_folder(self._folder)

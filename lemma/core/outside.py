@@ -13,6 +13,8 @@ from types import TracebackType
 
 _trainer: int | None = None
 """The process that trains, within `training`."""
+is_fork = False
+"""Whether this process was forked from it: then it may not go on."""
 
 
 class OutsideCode:
@@ -28,7 +30,8 @@ class OutsideCode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        _check_process(self._process)
+        if os.getpid() != self._process:
+            end_fork()
         if self._folder is not None and _working_folder() != self._folder:
             with suppress(OSError):  # removed meanwhile
                 os.chdir(self._folder)
@@ -50,8 +53,8 @@ def _working_folder() -> str | None:
 def training() -> Iterator[None]:
     """Within `with`, this process alone trains: a fork of it ends where it would go on, and an `os._exit(0)` does not
     pass for the end of the run."""
-    global _trainer
-    before, leave, _trainer = _trainer, os._exit, os.getpid()
+    global _trainer, is_fork
+    before, leave, _trainer, is_fork = _trainer, os._exit, os.getpid(), False
 
     def leave_unfinished(status: int) -> None:
         if status == 0 and os.getpid() == _trainer:
@@ -65,23 +68,26 @@ def training() -> Iterator[None]:
     try:
         yield
     finally:
-        check_is_trainer()
+        if is_fork:
+            end_fork()
         os._exit, _trainer = leave, before
 
 
-def check_is_trainer() -> None:
-    """End a process that was forked from the one that trains: two would write to one run."""
-    if _trainer is not None:
-        _check_process(_trainer)
+def _note_fork() -> None:
+    global is_fork
+    is_fork = _trainer is not None
 
 
-def _check_process(wanted: int) -> None:
-    if os.getpid() != wanted:
-        _say(
-            f"warning: process {os.getpid()} was forked by code of your own, came back into the run and is ended; "
-            "let it end by os._exit(0)"
-        )
-        os._exit(1)
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def end_fork() -> None:
+    """End a process that was forked from the one that trains (`is_fork`): two would write to one run."""
+    _say(
+        f"warning: process {os.getpid()} was forked by code of your own, came back into the run and is ended; "
+        "let it end by os._exit(0)"
+    )
+    os._exit(1)
 
 
 def _say(sentence: str) -> None:

@@ -7,16 +7,12 @@ and never on ranks. Every wait goes through `RankWorld.waiting`, which knows a d
 
 from __future__ import annotations
 
-import hmac
-import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-
-from lemma.core.errors import UserError
 
 T = TypeVar("T")
 
@@ -97,7 +93,7 @@ def slots_of_one() -> int:
 
 
 def own_slots() -> range:
-    return slots_of(_world.rank)
+    return range(_world.rank * _world.slots // _world.size, (_world.rank + 1) * _world.slots // _world.size)
 
 
 def slots_of(rank: int) -> range:
@@ -134,29 +130,6 @@ def waiting_for_ranks(place: str) -> Iterator[None]:
         _thread.waits -= 1
 
 
-@contextmanager
-def in_step(place: str) -> Iterator[None]:
-    """Within `with`, this rank works in step with the others: each of them may wait for it at any moment. What goes
-    wrong here is raised here alone, and ends the others. A pass that fails by itself waited for nobody."""
-    own: RuntimeError | None = None
-    with waiting_for_ranks(place):
-        try:
-            yield
-        except RuntimeError as error:
-            if _is_of_the_group(error):
-                raise
-            own = error
-    if own is not None:
-        raise own
-
-
-def _is_of_the_group(error: RuntimeError) -> bool:
-    """Whether an exchange with other ranks failed, and not this rank's own computation."""
-    import torch.distributed as dist
-
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL"))
-
-
 def may_go_aside() -> bool:
     """Whether a thread of each rank can agree with those of the others while the main ones do other things."""
     return _world.size == 1 or _world.aside is not None
@@ -186,33 +159,18 @@ def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
     """What every rank gives, in the order of ranks. Every rank must call this alike."""
     if _world.size == 1:
         return [value]
-    return _exchange_objects(value, place, to_leader=False)
+    from lemma.core.exchange import exchange_objects
+
+    return exchange_objects(_world, _control(), value, place, to_leader=False)
 
 
 def gather_to_leader(value: T, place: str = "an agreement") -> list[T]:
     """What every rank gives, in the order of ranks, on the first rank; nothing on the others."""
     if _world.size == 1:
         return [value]
-    return _exchange_objects(value, place, to_leader=True)
+    from lemma.core.exchange import exchange_objects
 
-
-def _exchange_objects(value: T, place: str, *, to_leader: bool) -> list[T]:
-    import torch
-    import torch.distributed as dist
-
-    group, own = _control(), torch.frombuffer(bytearray(seal(value, _world.key)), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(_world.size)]
-    with waiting_for_ranks(place):
-        dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
-        longest = max(int(size) for size in sizes)
-        padded = torch.nn.functional.pad(own, (0, longest - len(own)))
-        rows = [torch.empty_like(padded) for _ in sizes] if is_leader() or not to_leader else None
-        if to_leader:
-            dist.gather(padded, rows, group=group, group_dst=0)
-        else:
-            dist.all_gather(rows, padded, group=group)
-    texts = [row[: int(size)].numpy().tobytes() for row, size in zip(rows or (), sizes, strict=False)]
-    return [unseal(text, _world.key, number) for number, text in enumerate(texts)]
+    return exchange_objects(_world, _control(), value, place, to_leader=True)
 
 
 def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
@@ -230,25 +188,15 @@ def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
     except BaseException as error:  # noqa: BLE001 (raised again below, here and by all others)
         _thread.may_leave = False
         trouble = error
-    everybody = gather_over_ranks((mine, None if trouble is None else portable(trouble)), place)
+    from lemma.core.exchange import portable
+
+    everybody = gather_over_ranks((mine, None if trouble is None else portable(trouble, _world.rank)), place)
     if trouble is not None:
         raise trouble
     for _, sent in everybody:
         if sent is not None:
             raise pickle.loads(sent)
     return [value for value, _ in everybody]  # type: ignore[misc]
-
-
-def portable(error: BaseException) -> bytes:
-    """An error as bytes; one that cannot be sent as it is keeps its words, and a user's error stays one."""
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # noqa: BLE001 (anything may go wrong in a class that nobody here knows)
-        is_users = isinstance(error, UserError)
-        words = f"rank {_world.rank}: {type(error).__name__}: {error}"
-        data = pickle.dumps(UserError(str(error)) if is_users else RuntimeError(words))
-    return data
 
 
 def from_leader(work: Callable[[], T], place: str = "what the first rank does") -> T:
@@ -266,57 +214,3 @@ def leader_first(place: str) -> Iterator[None]:
     finally:
         if is_leader():
             gather_over_ranks(None, place)
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """What the environment says about this process among the others."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-
-def place_of() -> RankPlace | None:
-    """This rank; None where nobody said that there are others."""
-    size = number_of_environment("WORLD_SIZE", "1")
-    if size < 2:
-        return None
-    rank = number_of_environment("RANK")
-    if not 0 <= rank < size:
-        raise UserError(f"RANK is {rank}, and WORLD_SIZE is {size}", fix="start with torchrun, or remove WORLD_SIZE")
-    return RankPlace(
-        rank, size, number_of_environment("LOCAL_RANK", "0"), number_of_environment("LOCAL_WORLD_SIZE", "1")
-    )
-
-
-def number_of_environment(name: str, default: str | None = None) -> int:
-    """A number of the environment."""
-    text = os.environ.get(name, default)
-    try:
-        return int(text or "")
-    except ValueError:
-        is_there = "is missing" if text is None else f"is '{text}', not a number"
-        raise UserError(
-            f"{name} {is_there} in the environment", fix="start with torchrun, or remove WORLD_SIZE"
-        ) from None
-
-
-MARK_BYTES = 32
-KEY_VARIABLE = "LEMMA_RANKS_KEY"
-
-
-def seal(value: Any, key: bytes) -> bytes:
-    data = pickle.dumps(value)
-    return hmac.digest(key, data, "sha256") + data
-
-
-def unseal(sealed: bytes, key: bytes, rank: int) -> Any:
-    mark, data = sealed[:MARK_BYTES], sealed[MARK_BYTES:]
-    if not hmac.compare_digest(mark, hmac.digest(key, data, "sha256")):
-        raise UserError(
-            f"what came from rank {rank} does not carry the key of this run",
-            fix=f"give the ranks of all machines the same {KEY_VARIABLE}, and open their ports to nobody else",
-        )
-    return pickle.loads(data)

@@ -41,10 +41,6 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
-    @property
-    def cuts_support(self) -> bool:
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -84,11 +80,6 @@ class Completion:
     seconds: float = 0.0
     first_seconds: float = 0.0
     spans: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def versions(self) -> tuple[tuple[int, int], ...]:
-        """For each span, the index of its first token and the version that sampled it."""
-        return self.spans or ((0, self.policy_version),)
 
     @property
     def sampler_logprobs(self) -> np.ndarray:
@@ -139,6 +130,8 @@ class Engine(Protocol):
     """Set while `work` waits for the device and other threads may use the interpreter."""
     has_own_devices: ClassVar[bool] = False
     """Whether it has devices of its own, so that it generates while the learner works."""
+    may_sleep: ClassVar[bool] = False
+    """Whether `sleep` frees memory for the learner."""
     updates_in_flight: bool = False
     """Whether unfinished requests continue with the new weights after `update_weights`, and report where they change
     (`Completion.spans`)."""
@@ -215,31 +208,3 @@ def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
     for request in requests:
         engine.submit(request)
     return sorted(engine.completions(), key=lambda completion: completion.order)
-
-
-def check_request(request: Request, context: int) -> None:
-    """Raise EngineError for a request that cannot be generated."""
-    length = len(request.prompt)
-    wrong = _wrong_settings(request.sampling)
-    if length == 0:
-        wrong = "its prompt is empty"
-    elif length >= context:
-        wrong = f"its prompt of {length} tokens fills the context of {context}"
-    elif request.n < 1:
-        wrong = "n is below 1"
-    if wrong:
-        raise EngineError(f"request {request.name} cannot be generated: {wrong}")
-
-
-def _wrong_settings(sampling: Sampling) -> str | None:
-    """The first thing that is wrong, if any."""
-    problems: Sequence[tuple[bool, str]] = (
-        (sampling.max_tokens < 1, "max_tokens is below 1"),
-        (sampling.temperature < 0, "temperature is below 0"),
-        (not 0 < sampling.top_p <= 1, "top_p is not within 0 and 1"),
-        (sampling.top_k < 0, "top_k is below 0"),
-        (not 0 <= sampling.min_p <= 1, "min_p is not within 0 and 1"),
-        (sampling.min_tokens > sampling.max_tokens, "min_tokens is above max_tokens"),
-        (sampling.repetition_penalty <= 0, "repetition_penalty is not above 0"),
-    )
-    return next((text for is_wrong, text in problems if is_wrong), None)

@@ -1,4 +1,5 @@
-"""From logits to the sampling distribution: the reference for every engine, in plain torch.
+"""What the settings of a request mean: which are refused, and how they make a sampling distribution of logits. The
+reference for every engine, in plain torch.
 
 The order is that of transformers: repetition penalty, temperature, then forbidden tokens, top-k, top-p (renormalised
 after top-k) and min-p (relative to the most likely token). Each cut keeps at least one token; tokens as likely as the
@@ -15,14 +16,39 @@ from collections.abc import Sequence
 
 import torch
 
-from lemma.engines.protocol import Sampling
+from lemma.engines.protocol import EngineError, Request, Sampling
 
 NEVER = float("-inf")
+
+
+def check_request(request: Request, context: int) -> None:
+    """Raise EngineError for a request that cannot be generated."""
+    length, sampling = len(request.prompt), request.sampling
+    problems: Sequence[tuple[bool, str]] = (
+        (length == 0, "its prompt is empty"),
+        (length >= context, f"its prompt of {length} tokens fills the context of {context}"),
+        (request.n < 1, "n is below 1"),
+        (sampling.max_tokens < 1, "max_tokens is below 1"),
+        (sampling.temperature < 0, "temperature is below 0"),
+        (not 0 < sampling.top_p <= 1, "top_p is not within 0 and 1"),
+        (sampling.top_k < 0, "top_k is below 0"),
+        (not 0 <= sampling.min_p <= 1, "min_p is not within 0 and 1"),
+        (sampling.min_tokens > sampling.max_tokens, "min_tokens is above max_tokens"),
+        (sampling.repetition_penalty <= 0, "repetition_penalty is not above 0"),
+    )
+    wrong = next((text for is_wrong, text in problems if is_wrong), None)
+    if wrong:
+        raise EngineError(f"request {request.name} cannot be generated: {wrong}")
 
 
 def scale(temperature: float) -> float:
     """The divisor of the logits."""
     return temperature if temperature > 0 else 1.0
+
+
+def cuts_support(sampling: Sampling) -> bool:
+    """Whether some tokens are never drawn because others are likelier."""
+    return sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
 
 
 def end_ids(sampling: Sampling, eos: int) -> tuple[int, ...]:
@@ -42,9 +68,9 @@ def cut(
     masked_BV = z_BV.clone()
     if forbidden:
         masked_BV[..., list(forbidden)] = NEVER
-    if sampling.temperature > 0 and sampling.cuts_support:
+    if sampling.temperature > 0 and cuts_support(sampling):
         masked_BV = _min_p(_top_p(_top_k(masked_BV, sampling.top_k), sampling.top_p), sampling.min_p)
-    if not forbidden and (sampling.temperature == 0 or not sampling.cuts_support):
+    if not forbidden and (sampling.temperature == 0 or not cuts_support(sampling)):
         return masked_BV, torch.zeros_like(z_BV[..., 0])
     kept_B = masked_BV.logsumexp(-1) - z_BV.logsumexp(-1)
     return masked_BV, kept_B.clamp(max=0.0)

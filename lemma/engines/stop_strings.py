@@ -80,10 +80,6 @@ class StopWatcher:
         if not any(stop in text for stop in self._table.stops):
             return False
         # The text changed by the newest token starts here: it may complete a partial character.
-        known = _common(decode(self._table.tokenizer, ids[:-1]), text)
+        before = decode(self._table.tokenizer, ids[:-1])
+        known = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
         return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self._table.stops)
-
-
-def _common(one: str, other: str) -> int:
-    """The length of the common prefix."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -21,8 +21,8 @@ import torch
 
 from lemma.core.random import stream
 from lemma.core.types import Finish
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request, Sampling, check_request
-from lemma.engines.sampling import cut, end_ids, logprobs, penalise
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request, Sampling
+from lemma.engines.sampling import check_request, cut, end_ids, logprobs, penalise
 from lemma.engines.stop_strings import StopTable, StopWatcher
 from lemma.models.policy import Policy
 

@@ -15,6 +15,7 @@ import numpy as np
 from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Problem
 from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.sampling import cuts_support
 from lemma.formats import FAULTS, Format
 from lemma.formats.encode import encode_prompt
 from lemma.rollouts import Episode, SampleRequest, Scorer, World, play
@@ -151,7 +152,7 @@ def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[s
         "samples": float(len(samples)),
         "format": fmean(sample.format_ok for sample in samples),
         "answered": fmean(sample.answer is not None for sample in samples),
-        "truncated": fmean(sample.truncated for sample in samples),
+        "truncated": fmean(sample.finish == "length" for sample in samples),
         "empty": fmean(not sample.text.strip() for sample in samples),
         "tokens": fmean(len(sample.ids) for sample in samples),
         "longest": float(max(len(sample.ids) for sample in samples)),
@@ -162,7 +163,7 @@ def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[s
         "logprob": float(logprobs.mean()) if len(logprobs) else 0.0,
     }
     if not all(map(_paid_without_gold, samples)):
-        numbers["right"] = fmean(sample.right for sample in samples)
+        numbers["right"] = fmean(sample.verdict == "right" for sample in samples)
     if min(map(len, groups)) > 1:
         numbers |= {
             "distinct": fmean(len({tuple(s.ids.tolist()) for s in group}) / len(group) for group in groups),
@@ -235,7 +236,7 @@ def _diversity(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     key = f"{s.prefix}.rollout.temperature"
     if _is_alike(n):
         advice = f"raise {key} (now {s.sampling.temperature:g}): completions that are alike teach nothing"
-        if s.sampling.cuts_support:
+        if cuts_support(s.sampling):
             advice = f"loosen top_p, top_k and min_p under {s.prefix}.rollout, or {advice}"
         yield Finding("diversity", text, "problem", advice)
     else:

@@ -28,7 +28,7 @@ from lemma.formats import Format
 from lemma.grading import GradingService, Rules
 from lemma.rewards import Reward
 from lemma.rollouts import Episode, Journal, Pending, SampleRequest, Scorer, World, play
-from lemma.rollouts.journal import read_episodes
+from lemma.rollouts.journal_reader import read_episodes
 from lemma.rollouts.open_world import open_world
 from lemma.rollouts.scorer import texts_of
 
@@ -58,9 +58,10 @@ def sample(
     meter = Meter(total, max(one.sampling.max_tokens for one in asked), sink)
     share = _Share(engine, asked, scorer, worlds, known, meter)
     fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < engine.context]
-    missing = [ask for ask in fitting if not ask.is_known(known)]
+    there = [ask.known(known) for ask in fitting]
+    missing = [ask for ask, own in zip(fitting, there, strict=True) if len(own) < ask.n]
     if is_leader():
-        share.take(episode for ask in fitting if ask.is_known(known) for episode in ask.known(known))
+        share.take(one for ask, own in zip(fitting, there, strict=True) if len(own) == ask.n for one in own)
 
     def own_part() -> None:
         parts = {slot: missing[slot :: slots()] for slot in own_slots()}
@@ -144,7 +145,7 @@ class _Share:
             name, place = str(episode.key[2]), int(episode.key[3])
             row = self.rows[name, place, episode.sample] = _row(self._by_name[name], place, episode)
             row.lines = lines_of(row)  # now, while the engine generates, rather than at the end
-            self._meter.graded(len(episode.ids), episode.right)
+            self._meter.graded(len(episode.ids), episode.verdict == "right")
 
     def _sampling(self, ask: SampleRequest) -> Sampling:
         own = self._by_name[str(ask.key[2])].sampling
@@ -171,9 +172,10 @@ class BenchmarkScorer(Scorer):
         texts = texts_of([(one.ids, one.finish) for one in completions], self.detokenizer, self.ends)
         self._texts.update(zip((one.order for one in completions), texts, strict=True))
 
-    def said_last(self, episode: Episode) -> str:
-        text = self._texts.pop(episode.order, None)
-        return super().said_last(episode) if text is None else text
+    def read(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            episode.turns[-1].text = self._texts.pop(episode.order, episode.turns[-1].text)
+        super().read(episodes)
 
     def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
         pending = super().begin(problem, episode, outcome)

@@ -28,7 +28,8 @@ from typing import Any
 
 from lemma.config.document import leaves
 from lemma.core.errors import UserError
-from lemma.core.files import WholeFiles, from_json, leads_out, read_json_lines, write_whole
+from lemma.core.files import from_json, leads_out, read_json_lines, write_whole
+from lemma.core.whole_files import WholeFiles
 from lemma.evaluation.eval_row import QUESTION_COLUMNS, EvalRow, csv_line, end_of_line, lines_of
 from lemma.evaluation.metrics import Score, Summary, Ties, mean_over_benchmarks, summarise
 

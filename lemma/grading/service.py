@@ -78,18 +78,19 @@ class GradingService:
 
     def settle(self, pending: PendingGrade) -> Verdict:
         """The verdict on what the exact path left open."""
-        return self._submit(pending).result()
+        return self.decide(pending).result()
 
     def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
         """A future of the verdict; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
         outcome = quick(prediction, gold, rules)
         if isinstance(outcome, PendingGrade):
-            return self._submit(outcome)
+            return self.decide(outcome)
         result: Future[Verdict] = Future()
         result.set_result(outcome)
         return result
 
-    def _submit(self, pending: PendingGrade) -> Future[Verdict]:
+    def decide(self, pending: PendingGrade) -> Future[Verdict]:
+        """A future of the verdict on what the exact path left open."""
         result: Future[Verdict] = Future()
         if not pending.rules.symbolic:
             result.set_result(Verdict("wrong", "unreadable", pending.extracted))

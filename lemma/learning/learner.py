@@ -23,8 +23,10 @@ from lemma.core.types import Output, Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split, learning_rate
-from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, first_pass, is_one_group
+from lemma.learning.optimiser_state import load_optimiser, optimiser_state
+from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, is_one_group
 from lemma.learning.split_optimiser import make_optimiser
+from lemma.learning.split_passes import first_pass
 from lemma.learning.whole_batch import evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
@@ -85,11 +87,14 @@ class Learner:
         self.temperature = temperature
         self.is_compiled = compile_blocks
         self.step_count = self.skipped = 0
+        self.last_rate = 0.0
+        """The learning rate of the last step, also where it had nothing to learn from."""
         self.optimiser = make_optimiser(policy, optim, shard)
         agree_on_flash(may_flash and not compile_blocks, say, lambda: first_pass(policy))
         # Ranks that make a pass together cannot leave it one by one.
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed, self._say = seed, say
+        self._exact = torch.float64 if policy.head.weight.dtype == torch.float64 else torch.float32
         self._has_dropout = bool(dropouts(policy.module))
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
         may_share = wants_sharing and not self._has_dropout and can_share(policy.module)
@@ -199,7 +204,7 @@ class Learner:
                 break
         rate = learning_rate(self.optim, self.step_count, self.total_steps)
         norm, updated = self._update(rate)
-        self.step_count += 1
+        self.step_count, self.last_rate = self.step_count + 1, rate
         results = work.summed.result()
         self._check_health(updated, rate, results["loss"])
         return StepReport(
@@ -215,14 +220,10 @@ class Learner:
             logprobs=work.scores.by_trajectory(len(trajectories)) if work.scores is not None else [],
         )
 
-    @property
-    def last_rate(self) -> float:
-        """The learning rate of the last step, also where it had nothing to learn from."""
-        return learning_rate(self.optim, max(0, self.step_count - 1), self.total_steps)
-
     def pass_over(self, steps: int) -> None:
         """Count optimisation steps that had nothing to learn from, so that the schedule goes on."""
         self.step_count += steps
+        self.last_rate = learning_rate(self.optim, max(0, self.step_count - 1), self.total_steps)
 
     def _update(self, rate: float) -> tuple[float, bool]:
         try:
@@ -331,10 +332,6 @@ class Learner:
         shape = (0, self.policy.head.weight.shape[1]) if name == "hidden" else (0,)
         return torch.zeros(shape, dtype=self._exact, device=self.policy.device, requires_grad=True)
 
-    @property
-    def _exact(self) -> torch.dtype:
-        return torch.float64 if self.policy.head.weight.dtype == torch.float64 else torch.float32
-
     def _fits(self, work: _Work, part: Callable[[_Work], None]) -> bool:
         """Do this rank's part of the work. False where memory ran out on any rank; the budget is then smaller."""
 
@@ -371,12 +368,12 @@ class Learner:
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that training changes: tensors by name, and the rest as JSON."""
-        tensors, extra = self.optimiser.state()
+        tensors, extra = optimiser_state(self.optimiser)
         counts = {"step": self.step_count, "skipped": self.skipped, "token_budget": self.token_budget}
         return tensors, {"optimiser": extra, **counts}
 
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
-        self.optimiser.load(tensors, extra["optimiser"])
+        load_optimiser(self.optimiser, tensors, extra["optimiser"])
         self.step_count, self.skipped = int(extra["step"]), int(extra.get("skipped", 0))
         here, saved = self.token_budget, int(extra["token_budget"])
         # The saved one, so that the same packs are computed; but not more than fits on this device.

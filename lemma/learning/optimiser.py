@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
-from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, own_slots, rank, slots, world_size
 from lemma.learning.gradients import SlotSums, spread, sum_to_homes
+from lemma.learning.inner_optimiser import make_inner
 from lemma.learning.learning_options import OptimOptions
+from lemma.learning.loss_scaler import LossScaler
 from lemma.learning.parameter_pieces import ParameterPiece, cut
 from lemma.learning.saved_slices import SavedSlices
 from lemma.models.joint_products import sink_of
 
 Split = Literal["none", "optimiser", "gradients", "weights"]
-SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000
 
 
 def learning_rate(optim: OptimOptions, step: int, total: int) -> float:
@@ -35,30 +35,6 @@ def learning_rate(optim: OptimOptions, step: int, total: int) -> float:
     progress = min(1.0, (step - warmup) / max(1.0, total - warmup))
     shape = 1.0 - progress if optim.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return optim.lr * (optim.final_lr + (1.0 - optim.final_lr) * shape)
-
-
-class LossScaler:
-    """Keeps fp16 gradients in range: halves the scale when one overflows, doubles it after many that did not."""
-
-    def __init__(self, enabled: bool):
-        self.enabled = enabled
-        self.scale = SCALE_START if enabled else 1.0
-        self.good_steps = 0
-
-    def update(self, finite: bool) -> None:
-        if not self.enabled:
-            return
-        self.good_steps = self.good_steps + 1 if finite else 0
-        if not finite:
-            self.scale = max(1.0, self.scale / SCALE_GROWTH)
-        elif self.good_steps % SCALE_PATIENCE == 0:
-            self.scale *= SCALE_GROWTH
-
-    def state(self) -> dict[str, float]:
-        return {"scale": self.scale, "good_steps": self.good_steps}
-
-    def load(self, state: Mapping[str, float]) -> None:
-        self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
 
 
 class Optimiser:
@@ -77,7 +53,7 @@ class Optimiser:
         self.pieces = self._cut()
         self.masters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._values: dict[ParameterPiece, torch.Tensor] = {}
+        self.values: dict[ParameterPiece, torch.Tensor] = {}
         # Of slots that are summed; None where this process has the only one.
         self._sums: SlotSums | None = None
         self._rounds: dict[ParameterPiece, torch.Tensor] = {}
@@ -90,7 +66,7 @@ class Optimiser:
             parameter.lemma_sink = self._buffers.get(name)
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
-        self.inner = _make_inner(self._values, options)
+        self.inner = make_inner(self.values, options)
 
     def _cut(self) -> list[ParameterPiece]:
         return cut(self.parameters, world_size())
@@ -105,12 +81,12 @@ class Optimiser:
             parameter = self.parameters[piece.name]
             if piece.name in self.masters:
                 whole = self.masters[piece.name]
-                self._values[piece] = whole if piece.is_whole else piece.of(whole.detach())
+                self.values[piece] = whole if piece.is_whole else piece.of(whole.detach())
             elif self._owns(piece):
                 own = parameter if _is_exact(parameter) and piece.is_whole else piece.of(parameter.detach())
-                self._values[piece] = own if _is_exact(parameter) else own.float()
+                self.values[piece] = own if _is_exact(parameter) else own.float()
                 if piece.is_whole:
-                    self.masters[piece.name] = self._values[piece]
+                    self.masters[piece.name] = self.values[piece]
 
     def _owns(self, piece: ParameterPiece) -> bool:
         """Whether this rank updates a piece."""
@@ -121,7 +97,7 @@ class Optimiser:
     def zero(self) -> None:
         """Forget all gradients; the buffers under low-precision parameters keep their addresses."""
         self._sums, self._rounds = None, {}
-        for value in self._values.values():
+        for value in self.values.values():
             value.grad = None
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -177,13 +153,13 @@ class Optimiser:
             there = {piece: self.masters[piece.name].grad for piece in self.pieces}
             for piece, grad in there.items():
                 if grad is not None and not piece.is_whole:
-                    self._values[piece].grad = piece.of(grad)
+                    self.values[piece].grad = piece.of(grad)
             return [piece for piece in self.pieces if there[piece] is not None]
         own_grads = self._rounds if self.shard == "gradients" else self._at_home()
         if self.shard == "none" and world_size() > 1:
             own_grads = self._everywhere(own_grads)
         for piece, grad in own_grads.items():
-            value = self._values[piece]
+            value = self.values[piece]
             value.grad = grad if grad.shape == value.shape else grad.view(value.shape)
         return [piece for piece in self.pieces if piece in own_grads]
 
@@ -195,7 +171,7 @@ class Optimiser:
         there = {self.pieces[n] for of_home in homes for n in of_home}
         everything = {
             piece: sums[piece] if piece in sums else torch.empty(piece.size, dtype=value.dtype, device=value.device)
-            for piece, value in self._values.items()
+            for piece, value in self.values.items()
             if piece in there
         }
         spread(everything, "the summed gradients")
@@ -210,12 +186,13 @@ class Optimiser:
         Returns the norm of the gradient before clipping, and whether it was finite; if not, nothing is updated.
         """
         pieces = self._gather()
-        grads = [grad for piece in pieces if (grad := self._values[piece].grad) is not None]
+        grads = [grad for piece in pieces if (grad := self.values[piece].grad) is not None]
         if self.scaler.enabled and grads:
             torch._foreach_mul_(grads, 1.0 / self.scaler.scale)
         size = self._norm(pieces, grads)
         finite = math.isfinite(size)
-        self.scaler.update(finite)
+        if self.scaler.enabled:
+            self.scaler.update(finite)
         if finite:
             if grads and self.options.clip and size > self.options.clip:
                 torch._foreach_mul_(grads, self.options.clip / size)
@@ -252,7 +229,7 @@ class Optimiser:
         """Bring what was updated into the compute weights of all ranks, in place."""
         pairs = [
             (piece.of(self.parameters[piece.name].data), value)
-            for piece, value in self._values.items()
+            for piece, value in self.values.items()
             if not _is_exact(self.parameters[piece.name])
         ]
         if pairs:
@@ -260,56 +237,14 @@ class Optimiser:
         if self.shard != "none" and world_size() > 1:
             spread({piece: piece.of(self.parameters[piece.name].data) for piece in self.pieces}, "the new weights")
 
-    # --- state -------------------------------------------------------------------------------------------------
+    # --- state: see `optimiser_state` ---------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Weights and moments of the pieces that are at home here, by name, and what is not a tensor."""
-        tensors: dict[str, torch.Tensor] = {}
-        plain: dict[str, Any] = {}
-        for piece, value in self._values.items():
-            if piece.home != rank():
-                continue
-            tensors[f"weight/{piece.name}{piece.mark}"] = value.detach()
-            for key, kept in self._state_of(value).items():
-                if isinstance(kept, torch.Tensor):
-                    tensors[f"optimiser/{piece.name}/{key}{piece.mark}"] = kept
-                else:
-                    plain[f"{piece.name}/{key}{piece.mark}"] = kept
-        everything = {key: kept for part in gather_over_ranks(plain, "the state") for key, kept in part.items()}
-        return tensors, {"plain": everything, "scaler": self.scaler.state()}
-
-    def _state_of(self, value: torch.Tensor) -> dict[str, Any]:
-        return {} if self.inner is None else self.inner.state.get(value, {})
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
-        """Put a saved state back, in place; a state of another model is refused before anything changes."""
-        saved = SavedSlices(tensors, extra["plain"])
-        saved.check(self.parameters)
-        for piece in self.pieces:
-            value = self._values.get(piece)
-            self._take(piece, value, saved)
-            if value is not None and self.inner is not None:
-                self.inner.state.pop(value, None)
-                state = saved.state(piece)
-                if state:
-                    self.inner.state[value] = {key: self._placed(key, kept, value) for key, kept in state.items()}
-        self.scaler.load(extra["scaler"])
-
-    def _take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
+    def take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
         """Put a saved piece into its master, if that is here, and into the compute weights."""
         weight, part = saved.weight(piece), piece.of(self.parameters[piece.name].data)
         if value is not None:
             value.copy_(weight.view(value.shape))
         part.copy_(weight.view(part.shape))
-
-    def _placed(self, key: str, value: Any, master: torch.Tensor) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        assert self.inner is not None
-        stays = key == "step" and not self.inner.param_groups[0].get("fused")
-        placed = value.clone() if stays else value.to(master.device, copy=True)
-        return placed.view(master.shape) if placed.numel() == master.numel() and placed.ndim else placed
 
 
 def _is_exact(parameter: torch.Tensor) -> bool:
@@ -331,25 +266,3 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     most = [most.float() for most in torch._foreach_norm(floating, math.inf)] if floating else []
     return not most or bool(torch.stack(most).isfinite().all())
-
-
-def _make_inner(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:
-    """Weight decay acts on matrices only. None where there is nothing to update."""
-    groups = [
-        {"params": [v for piece, v in values.items() if piece.decays], "weight_decay": options.weight_decay},
-        {"params": [v for piece, v in values.items() if not piece.decays], "weight_decay": 0.0},
-    ]
-    filled = [group for group in groups if group["params"]]
-    if not filled:
-        return None
-    if options.name == "rmsprop":
-        return torch.optim.RMSprop(filled, lr=options.lr, alpha=options.smoothing, eps=options.eps)
-    settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "eps": options.eps}
-    if options.name == "adamw":
-        return torch.optim.AdamW(filled, fused=True, **settings)
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        fix = "install it with `.venv/bin/pip install -e '.[quant]'`, or write `name: adamw`"
-        raise UserError("optim.name: adamw_8bit needs bitsandbytes", fix=fix) from error
-    return bitsandbytes.optim.AdamW8bit(filled, **settings)

@@ -1,20 +1,15 @@
-"""The passes of a step: which rank computes which pack, and what is found of the packs of all ranks.
-
-Ranks that hold parts of the weights pass through the model together. One with fewer packs makes empty passes. Memory
-cannot run out on one rank alone then: the others would wait for it inside a pass. So the budget follows the memory
-plan, the largest pack comes first, and where memory runs out all the same, all ranks end with one sentence.
-"""
+"""The passes of a step: which rank computes which pack, and what is found of the packs of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from lemma.core.errors import UserError
-from lemma.core.ranks import gather_over_ranks, in_step, rank, slots, slots_of, together, world_size
+from lemma.core.ranks import gather_over_ranks, slots, together
 from lemma.core.types import Scope, Trajectory
 from lemma.learning.parameter_pieces import deal
 from lemma.models.packing import TokenBatch
@@ -41,51 +36,12 @@ def by_all_ranks(
     *,
     learns: bool = False,
 ) -> list[T]:
-    """Have each rank compute its own packs; what all of them found. With `learns`, passes go backward too.
-
-    Where weights are split, a rank adds as many empty passes as it has fewer packs than the busiest.
-    """
+    """Have each rank compute its own packs; what all of them found. With `learns`, passes go backward too."""
     if not policy.is_split:
         return together(work, place)
-    passes = _passes_of_ranks(packs, trajectories)
-    with in_step(place):
-        try:
-            mine = work()
-            for _ in range(max(passes) - passes[rank()]):
-                _pass_empty(policy, learns)
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"rank {rank()} ran out of memory, and with `shard: weights` a step is not repeated with smaller packs",
-                fix="lower batch.token_budget, or write `model.checkpointing: true`",
-            ) from error
-    return gather_over_ranks(mine, place)
+    from lemma.learning.split_passes import pass_together
 
-
-def first_pass(policy: PackModel) -> None:
-    """Where weights are split, try every kernel on this device: a probe has seen the model in host memory only."""
-    if policy.is_split:
-        policy.module.eval()
-        with in_step("the first pass"):
-            _pass_empty(policy, learns=False)
-
-
-def _passes_of_ranks(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory]) -> list[int]:
-    """How many packs of each rank go through the model: those with something to predict."""
-    counts = [
-        sum(any(trajectories[i].trained_tokens for i in packs[number]) for number in of_slot)
-        for of_slot in deal_packs(packs, trajectories)
-    ]
-    return [sum(counts[slot] for slot in slots_of(other)) for other in range(world_size())]
-
-
-def _pass_empty(policy: PackModel, learns: bool) -> None:
-    """A pass over two tokens whose gradient is zero."""
-    nothing = Trajectory(np.zeros(2, dtype=np.int64), np.array([False, True]))
-    batch = TokenBatch.build([nothing], [0], policy.device)
-    with torch.set_grad_enabled(learns):
-        (output,) = policy.outputs(batch, policy.gives[:1]).values()
-        if learns:
-            (output.sum() * 0.0).backward()
+    return pass_together(work, place, policy, packs, trajectories, learns)
 
 
 def is_one_group(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
@@ -93,16 +49,16 @@ def is_one_group(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
     return len({t.group_id for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
 
 
+@dataclass
 class Sums:
     """Losses and metrics of packs, kept on the device until they are read back, once, and added in the order of packs.
 
     A pack that several ranks add is the same on all of them and counts once.
     """
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._sums: dict[int, dict[str, torch.Tensor]] = {}
-        self._maxima: dict[int, dict[str, torch.Tensor]] = {}
+    _device: torch.device
+    _sums: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    _maxima: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def add(self, number: int, loss: Loss) -> None:
         pairs = {"loss": (loss.value.detach(), 0.0), **loss.metrics}
@@ -145,13 +101,13 @@ def _of_all_packs(by_pack: Mapping[int, Mapping[str, torch.Tensor]]) -> list[dic
     return [everything[number] for number in sorted(everything)]
 
 
+@dataclass
 class TokenScores:
     """Numbers of trained tokens, collected pack by pack and given back by trajectory.
 
     Kept on the device until they are read: a copy from there waits for all that the device has to do."""
 
-    def __init__(self) -> None:
-        self._packs: list[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]] = []
+    _packs: list[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def add(self, batch: TokenBatch, values_N: torch.Tensor) -> None:
         self._packs.append((batch.index_B, batch.sequence_N, values_N.detach()))

@@ -10,7 +10,8 @@ from torch import nn
 
 from lemma.core.ranks import gather_over_ranks, rank, world_size
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import LossScaler, Optimiser, Split, are_finite
+from lemma.learning.loss_scaler import LossScaler
+from lemma.learning.optimiser import Optimiser, Split, are_finite
 from lemma.learning.parameter_pieces import ParameterPiece
 from lemma.learning.saved_slices import SavedSlices
 from lemma.learning.weight_split import split_weights
@@ -40,14 +41,14 @@ class SplitOptimiser(Optimiser):
             if piece.home == rank():
                 value = _local(self.parameters[piece.name])
                 assert value.numel() == piece.size, "rows are cut as FSDP cuts them"
-                self._values[piece] = value
+                self.values[piece] = value
 
     def end_slot(self, slot: int) -> None:
         """Gradients of all ranks' packs have been added up already."""
 
     def _gather(self) -> list[ParameterPiece]:
         found = []
-        for piece, value in self._values.items():
+        for piece, value in self.values.items():
             grad = self.parameters[piece.name].grad
             if grad is not None:
                 value.grad = _local(grad)
@@ -55,12 +56,12 @@ class SplitOptimiser(Optimiser):
         return found
 
     def is_finite(self) -> bool:
-        return all(gather_over_ranks(are_finite(self._values.values()), "whether all weights are finite"))
+        return all(gather_over_ranks(are_finite(self.values.values()), "whether all weights are finite"))
 
     def _publish(self) -> None:
         """The rows are the weights."""
 
-    def _take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
+    def take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
         if value is not None:
             value.copy_(saved.weight(piece).view(value.shape))
 

@@ -1,14 +1,12 @@
 """The small functions of a decoder block that Lemma computes itself: RMS norm, rotary embedding, gated feed-forward.
 
-They are installed on the modules once, with their backward, for everything that uses the model. On a GPU they are
+`installing` puts them on the modules once, with their backward, for everything that uses the model. On a GPU they are
 fused kernels; elsewhere plain torch, in at least float32 and in float64 where the model is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import MethodType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,15 +16,9 @@ from lemma.models.adapters import folded
 from lemma.models.attention import CachedAttention, attend
 from lemma.models.joint_products import GatedDown, holds_joint, joint_product, single_product
 from lemma.models.packing import Segments
-from lemma.models.products import Product, as_product, gated, join_weights, projected, separate
-from lemma.models.silent_layers import SILENT, telling_forward
+from lemma.models.products import Product, as_product, gated, projected
 
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 QUERIES, GATES = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-SILU = ("SiLU", "SiLUActivation")
-FAMILIES = ("Qwen2", "Qwen3", "Llama", "Mistral")
-ATTENTIONS = tuple(f"{family}Attention" for family in FAMILIES)
-BLOCKS = tuple(f"{family}DecoderLayer" for family in FAMILIES)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, fused: bool = False) -> torch.Tensor:
@@ -49,24 +41,21 @@ def rotate(
 
         return FusedRotation.apply(query_THD, cos_TD, sin_TD), FusedRotation.apply(key_THD, cos_TD, sin_TD)
     cos, sin = cos_TD[:, None], sin_TD[:, None]
-    return query_THD * cos + _half_turn(query_THD) * sin, key_THD * cos + _half_turn(key_THD) * sin
+    halves = (x.chunk(2, dim=-1) for x in (query_THD, key_THD))
+    query_turned, key_turned = (torch.cat((-second, first), dim=-1) for first, second in halves)
+    return query_THD * cos + query_turned * sin, key_THD * cos + key_turned * sin
 
 
-def _half_turn(x: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
-
-
-def _norm_forward(self: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+def norm_forward(self: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     fused = self.lemma_fused and hidden_states.is_cuda
     return rms_norm(hidden_states, self.weight, self.variance_epsilon, fused)
 
 
-def _feed_forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def feed_forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.lemma_fused and x.is_cuda))
 
 
-def _attention_forward(
+def attention_forward(
     self: nn.Module,
     hidden_states: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
@@ -101,8 +90,10 @@ def _attention_core(
         fused = self.lemma_fused and hidden_states.is_cuda
         parts = adapted.outputs(hidden_states.flatten(0, -2), fused)
     else:
-        project = separate if cached is None else projected
-        parts = project(self, (self.q_proj, self.k_proj, self.v_proj), hidden_states)
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        # The learner has a product of its own for each: what it scores before an update is what the update finds, to
+        # the last bit. A wider product may add in another order.
+        parts = [layer(hidden_states) for layer in layers] if cached is None else projected(self, layers, hidden_states)
     return _attended(self, parts, position_embeddings, segments, cached)
 
 
@@ -121,7 +112,7 @@ def _attended(
             # The norms keep copies of the other two parts: a view would keep all three alive once more.
             value = value.contiguous()
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-    window = _window(self)
+    window = self.lemma_window
     if cached is not None:
         return cached(self.layer_idx, query, key, value, cos, sin, self.scaling, window)
     query, key = rotate(query, key, cos, sin, self.lemma_fused and query.is_cuda)
@@ -129,13 +120,7 @@ def _attended(
     return attend(self, query, key, value, None, self.scaling, window, segments)[0].squeeze(0)
 
 
-def _window(self: nn.Module) -> int | None:
-    """Mistral's is in its configuration, Qwen's in the layer; Llama has none, whatever its configuration says."""
-    holder = self.config if type(self).__name__ == "MistralAttention" else self
-    return getattr(holder, "sliding_window", None)
-
-
-def _block_forward(
+def block_forward(
     self: nn.Module,
     hidden_states: torch.Tensor,
     *args: Any,
@@ -235,55 +220,4 @@ def _attended_jointly(
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
     parts = FusedSplit.apply(joint, cos, sin, heads)
     query, key, value = (x.transpose(0, 1)[None] for x in parts)
-    return attend(self, query, key, value, None, self.scaling, _window(self), segments)[0].squeeze(0)
-
-
-def knows(model: nn.Module) -> bool:
-    """Whether all attention layers are of classes whose windows are known here."""
-    kinds = {
-        type(module).__name__ for module in model.modules() if hasattr(module, "q_proj") or hasattr(module, "o_proj")
-    }
-    return kinds <= set(ATTENTIONS)
-
-
-def install(model: nn.Module, fused: bool = True, jointly: bool | None = None) -> int:
-    """Replace the forwards of known norms, feed-forwards and attention layers on these instances; how many it was.
-
-    With `jointly`, the default on a GPU, the learner multiplies by joint weights as the engine does. Norms are
-    recognised by their shape (`weight` and `variance_epsilon`, which Gemma's 1 + weight norms do not have),
-    feed-forwards by their three projections and a SiLU, attention layers by their class. `fused` also says whether
-    attention may use FlashAttention, in attention layers of every class.
-    """
-    changed = 0
-    jointly = next(model.parameters()).is_cuda if jointly is None else jointly
-    for module in model.modules():
-        kind = type(module).__name__
-        module.lemma_flash = fused
-        if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon") and hasattr(module, "weight"):
-            module.forward = MethodType(_norm_forward, module)
-        elif all(hasattr(module, name) for name in PROJECTIONS) and type(module.act_fn).__name__ in SILU:
-            module.forward = MethodType(_feed_forward, module)
-            join_weights(module, (module.gate_proj, module.up_proj))
-        elif kind in ATTENTIONS:
-            module.forward = MethodType(_attention_forward, module)
-            join_weights(module, (module.q_proj, module.k_proj, module.v_proj))
-        elif kind in BLOCKS:
-            module.forward = MethodType(_block_forward, module)
-        elif kind in SILENT and hasattr(module, SILENT[kind]):
-            module.forward = MethodType(telling_forward, module)
-        else:
-            continue
-        module.lemma_fused, module.lemma_jointly, module.lemma_folded = fused, jointly, {}
-        changed += 1
-    return changed
-
-
-@contextmanager
-def originals(model: nn.Module) -> Iterator[None]:
-    """Within `with`, the modules compute as they came."""
-    replaced = {module: module.__dict__.pop("forward") for module in model.modules() if "lemma_fused" in vars(module)}
-    try:
-        yield
-    finally:
-        for module, forward in replaced.items():
-            module.forward = forward
+    return attend(self, query, key, value, None, self.scaling, self.lemma_window, segments)[0].squeeze(0)

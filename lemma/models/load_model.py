@@ -87,7 +87,7 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
 
 def build_policy(options: ModelOptions, device: torch.device, seed: int, start_from: Path | None = None) -> Policy:
     """The model of a recipe, ready to train. `start_from` (the model of the stage before) replaces `path`."""
-    from lemma.models import blocks
+    from lemma.models import installing
 
     precision = pick_precision(options.precision, device)
     source = str(start_from) if start_from is not None else options.path
@@ -95,7 +95,7 @@ def build_policy(options: ModelOptions, device: torch.device, seed: int, start_f
     causal = _causal(options, source, tokenizer, precision, device, seed)
     for parameter in causal.parameters():
         parameter.requires_grad_(options.lora is None and parameter.is_floating_point())
-    blocks.install(causal, options.fused)
+    installing.install(causal, options.fused)
     if options.checkpointing:
         causal.gradient_checkpointing_enable({"use_reentrant": False})
     module = causal if options.lora is None else _with_lora(causal, options.lora, source, seed)
@@ -305,7 +305,7 @@ def load_for_inference(path: str, device: str = "auto", precision: Precision | N
 
 def load_policy(path: str, device: str = "auto", precision: Precision | None = None, *, plain: bool = False) -> Policy:
     """A model to speak with. `plain` takes it as transformers makes it; then only the transformers engine serves it."""
-    from lemma.models import blocks
+    from lemma.models import installing
 
     where = pick_device(device)
     options = ModelOptions(path=path, precision=precision)
@@ -313,7 +313,7 @@ def load_policy(path: str, device: str = "auto", precision: Precision | None = N
     attention = None if plain else NAME
     causal = _causal(options, path, tokenizer, pick_precision(precision, where), where, seed=0, attention=attention)
     if not plain:
-        blocks.install(causal)
+        installing.install(causal)
         _give_back(where)
     return Policy(causal.eval(), tokenizer)
 

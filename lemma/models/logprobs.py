@@ -30,10 +30,6 @@ class Curve(NamedTuple):
     divisor: float
     inner: float | None = None
 
-    @classmethod
-    def of(cls, temperature: float, scale: float, cap: float | None) -> Curve:
-        return cls(temperature / scale) if cap is None else cls(temperature / cap, scale / cap)
-
 
 def map_logits(logits: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> torch.Tensor:
     """What a model means by its head's output, in at least float32. A plain model's logits are passed through."""
@@ -61,21 +57,18 @@ def token_logprobs(
     With `scale` and `cap` the logits are those of `map_logits`, before the temperature divides them.
     Both come in float32 (float64 where the hidden states are) and are differentiable in hidden and weight.
     """
-    rows = chunk or rows_at_a_time(weight_VH.shape[0], hidden_NH.is_cuda)
+    # Rows of logits that are held in float32 at a time.
+    rows = chunk or max(1, (CHUNK_BYTES if hidden_NH.is_cuda else HOST_CHUNK_BYTES) // (4 * len(weight_VH)))
+    if chunk is None and hidden_NH.is_cuda and rows > ALIGNED_ROWS:
+        rows -= rows % ALIGNED_ROWS
     use_fused = hidden_NH.is_cuda and hidden_NH.dtype != torch.float64 if fused is None else fused
-    curve = Curve.of(float(temperature), scale, cap)
+    curve = Curve(float(temperature) / scale) if cap is None else Curve(float(temperature) / cap, scale / cap)
     # `forward` cannot ask: no gradient is ever enabled inside it, and its inputs need one under `no_grad` too.
     may_keep = use_fused and torch.is_grad_enabled()
     logprobs, entropies = _ChunkedLogprobs.apply(
         hidden_NH, weight_VH, bias_V, targets_N, curve, rows, entropy, use_fused, may_keep
     )
     return logprobs, entropies if entropy else None
-
-
-def rows_at_a_time(vocabulary: int, on_gpu: bool) -> int:
-    """Rows of logits that are held in float32 at a time."""
-    rows = max(1, (CHUNK_BYTES if on_gpu else HOST_CHUNK_BYTES) // (4 * vocabulary))
-    return rows - rows % ALIGNED_ROWS if on_gpu and rows > ALIGNED_ROWS else rows
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

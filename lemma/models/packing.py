@@ -126,7 +126,7 @@ class TokenBatch:
         related = families(trajectories, indices) if share else [[index] for index in indices]
         indices = [index for family in related for index in family]
         chosen = [trajectories[i] for i in indices]
-        lengths = tuple(len(t) for t in chosen)
+        lengths, inputs = tuple(len(t) for t in chosen), [t.model_inputs for t in chosen]
         mask_K = np.concatenate([t.loss_mask_T for t in chosen])
         targets = np.flatnonzero(mask_K)
         sequence_K = np.repeat(np.arange(len(chosen)), lengths)
@@ -152,7 +152,8 @@ class TokenBatch:
             },
             fields={name: put(np.array([t.fields[name] for t in chosen]), kind=dtype) for name in chosen[0].fields},
             model_inputs={
-                name: to_device(np.concatenate(parts), device) for name, parts in _model_inputs(chosen).items()
+                name: to_device(np.concatenate([one[name] for one in inputs if name in one]), device)
+                for name in dict.fromkeys(name for one in inputs for name in one)
             },
         )
 
@@ -162,15 +163,6 @@ def _token_field(name: str, chosen: Sequence[Trajectory]) -> np.ndarray:
     whole = np.concatenate([t.token_fields[name] for t in chosen])
     assert whole.shape[1:] == width_of(name), f"the token field {name} is declared as {width_of(name) or 'a number'}"
     return whole
-
-
-def _model_inputs(chosen: Sequence[Trajectory]) -> dict[str, list[np.ndarray]]:
-    """What these bring for the model besides ids, by name."""
-    parts: dict[str, list[np.ndarray]] = {}
-    for trajectory in chosen:
-        for name, rows in trajectory.model_inputs.items():
-            parts.setdefault(name, []).append(rows)
-    return parts
 
 
 def plan_packs(

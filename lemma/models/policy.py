@@ -98,8 +98,8 @@ class PackModel:
 
     def _of_targets(self, batch: TokenBatch) -> torch.Tensor:
         """Hidden states (N, H) before each trained token."""
-        hidden_TH = self.hidden(batch.ids_T, batch.positions_T, batch.segments, **batch.model_inputs)
-        return hidden_TH[batch.sources_N]
+        states = self._states(batch.ids_T, batch.positions_T, segments=batch.segments, **batch.model_inputs)
+        return states.squeeze(0)[batch.sources_N]
 
     def _states(self, ids_T: torch.Tensor, positions_T: torch.Tensor, **more: Any) -> torch.Tensor:
         output = self.backbone(

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lemma.core.errors import UserError
-from lemma.models import blocks
+from lemma.models import installing
 from lemma.models.packing import Segments
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _beyond_window(policy: Policy) -> str | None:
     """What is wrong with the attention of tokens that do not see the first ones any more, in families whose windows
     Lemma does not know."""
     window = getattr(policy.causal.config.get_text_config(), "sliding_window", None)
-    if not isinstance(window, int) or window >= policy.context or blocks.knows(policy.causal):
+    if not isinstance(window, int) or window >= policy.context or installing.knows(policy.causal):
         return None
     ids, last = probe_ids(policy, min(policy.context, window + TOKENS // 2)), TOKENS // 4
     findings = compare(policy, [ids], lambda best: _packed(policy, [ids], best, last), last)
@@ -242,7 +242,7 @@ def evaluating(policy: Policy) -> Iterator[None]:
 @contextmanager
 def as_it_came(policy: Policy) -> Iterator[None]:
     """Within `with`, the model is in evaluation mode and none of Lemma's functions are installed on it."""
-    with evaluating(policy), torch.no_grad(), blocks.originals(policy.causal):
+    with evaluating(policy), torch.no_grad(), installing.originals(policy.causal):
         yield
 
 

@@ -91,39 +91,13 @@ def note_rows(model: nn.Module) -> None:
         layer.lemma_rows = rows_O if kept is None or kept.device != rows_O.device else kept.copy_(rows_O)
 
 
-def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """Lay the weights of layers that read the same input side by side in memory, so that an engine can multiply by all
-    of them at once. The parameters themselves stay what they are, as views of the joint tensor."""
-    if not all(type(layer) is nn.Linear for layer in layers) or len({layer.bias is None for layer in layers}) > 1:
-        return
-    joint: list[torch.Tensor | None] = []
-    for parameters in ([layer.weight for layer in layers], [layer.bias for layer in layers]):
-        if parameters[0] is None:
-            joint.append(None)
-            continue
-        whole = torch.cat([p.data for p in parameters])
-        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
-            parameter.data = part
-        joint.append(whole)
-    module.lemma_joint = tuple(joint)
-
-
-def separate(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The outputs of several layers on the same input, a product each.
-
-    The learner computes so with and without a gradient: what it scores before an update is then what the update finds
-    in the same packs, to the last bit. A wider product may add in another order.
-    """
-    return [layer(x) for layer in layers]
-
-
 def projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The same for an engine: in one product where nothing is learnt and weights are joint."""
+    """The outputs of several layers on the same input: in one product where nothing is learnt and weights are joint."""
     weight, bias = getattr(module, "lemma_joint", (None, None))
     speaks = weight is not None and not torch.is_grad_enabled() and not module.training
     products = [as_product(layer) for layer in layers] if speaks else []
     if not products or not are_joint(products, weight, bias):
-        return separate(module, layers, x)
+        return [layer(x) for layer in layers]
     stretched = any(product is not None and product.rows_O is not None for product in products)
     joint = F.linear(x, weight, None if stretched else bias)
     outputs = joint.split([len(p.weight) for p in products if p is not None], dim=-1)

@@ -89,7 +89,8 @@ class PolicyLoss:
             gain_weight_N = weight_N * (terms.episode_tokens_B() / terms.lengths_B())[terms.sequence_N]
 
         policy_N = -self.surrogate.gain(ratio_N, logprobs_N, advantage_N)
-        keep_N = self._kept(terms, old_N)
+        leaves_out = self.top_entropy < 1.0 or self.off_policy_limit is not None
+        keep_N = self._kept(terms, old_N) if leaves_out else None
         if keep_N is not None:
             policy_N = policy_N * keep_N
         if self.mismatch is not None:
@@ -232,14 +233,12 @@ class Clip(Surrogate):
         return cls(1.0 / (1.0 + epsilon), 1.0 + epsilon)
 
     def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-        return torch.minimum(self._capped(ratio) * advantage, ratio.clamp(self.low, self.high) * advantage)
+        capped = ratio if self.cap is None else ratio.clamp(max=self.cap)
+        return torch.minimum(capped * advantage, ratio.clamp(self.low, self.high) * advantage)
 
     def clipped(self, ratio: torch.Tensor, advantage: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        ratio = self._capped(ratio)
+        ratio = ratio if self.cap is None else ratio.clamp(max=self.cap)
         return {"low": (ratio < self.low) & (advantage < 0), "high": (ratio > self.high) & (advantage > 0)}
-
-    def _capped(self, ratio: torch.Tensor) -> torch.Tensor:
-        return ratio if self.cap is None else ratio.clamp(max=self.cap)
 
 
 @dataclass(frozen=True)
@@ -288,11 +287,6 @@ class GammaWeight(Surrogate):
 
     def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
         return self.weight(ratio, advantage) * advantage * logprobs
-
-
-def clipped(epsilon: float | None, epsilon_high: float | None = None, cap: float | None = None) -> Surrogate:
-    """`Clip.around`, or r A without a clip."""
-    return Unclipped() if epsilon is None else Clip.around(epsilon, epsilon_high, cap)
 
 
 @dataclass(frozen=True)
@@ -351,15 +345,11 @@ class KlTerm:
         return estimate_N * ratio_N if self.by_ratio else estimate_N
 
 
-def _k3(d: torch.Tensor) -> torch.Tensor:
-    return torch.expm1(-d) + d
-
-
 _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "k1": lambda d: d,
     "k2": lambda d: 0.5 * d.square(),
-    "k3": _k3,
-    "low_var_kl": lambda d: _k3(d).clamp(-LOW_VARIANCE_LIMIT, LOW_VARIANCE_LIMIT),
+    "k3": lambda d: torch.expm1(-d) + d,
+    "low_var_kl": lambda d: (torch.expm1(-d) + d).clamp(-LOW_VARIANCE_LIMIT, LOW_VARIANCE_LIMIT),
     "abs": lambda d: d.abs(),
 }
 _OTHER_NAMES = {"kl": "k1", "kl1": "k1", "mse": "k2", "kl2": "k2", "kl3": "k3"}

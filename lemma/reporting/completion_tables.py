@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.rollouts.journal import read_episodes, step_journals
+from lemma.rollouts.journal_reader import read_episodes, step_journals
 
 # Rows of a table, and steps between two tables.
 ROWS, EVERY = 16, 10

@@ -12,8 +12,8 @@ from lemma.reports.run_reader import RunReader
 from lemma.reports.run_state import is_locked
 from lemma.reports.run_table import find_runs, size_of
 from lemma.reports.shown_samples import journal_steps
-from lemma.rollouts.journal import step_journals
-from lemma.rollouts.token_notes import FOLDER, notes_path
+from lemma.rollouts.journal_reader import step_journals
+from lemma.rollouts.token_notes import NOTES, notes_path
 from lemma.runs.run_folder import RunFolder, refuse_links
 
 
@@ -61,7 +61,7 @@ def _spare_of(run: RunReader) -> dict[str, list[Path]]:
         for step, first in journal_steps(run.folder, stage).items():
             if done or step <= newest:
                 journals += step_journals(first.parent, step)
-                notes.append(notes_path(first.parent.with_name(FOLDER), step))
+                notes.append(notes_path(first.parent.with_name(NOTES), step))
     known = [path for path in notes if path.is_file()]
     return {"checkpoints": checkpoints, "journals": journals, "notes of updates": known}
 

@@ -15,8 +15,9 @@ from lemma.reports.curves import Metrics
 from lemma.reports.run_state import Log, State, check_is_run, state_of
 from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk, read_evaluation_chunk
 from lemma.reports.token_texts import TokenTexts, load_token_texts
-from lemma.rollouts.journal import step_journals
-from lemma.rollouts.token_notes import FOLDER, read_notes
+from lemma.rollouts.journal_reader import step_journals
+from lemma.rollouts.noted import read_notes
+from lemma.rollouts.token_notes import NOTES
 from lemma.runs.run_folder import refuse_odd_files
 from lemma.runs.run_options import STAGE_NAME
 
@@ -111,7 +112,7 @@ class RunReader:
         if place.is_evaluation:
             return first_groups(read_evaluation_chunk(place.path, longest), most)
         folder = place.path.parent
-        notes = read_notes(folder.with_name(FOLDER), place.step)
+        notes = read_notes(folder.with_name(NOTES), place.step)
         return read_chunk(step_journals(folder, place.step), self.tokens, longest, most, notes)
 
     @property

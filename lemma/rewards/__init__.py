@@ -15,7 +15,8 @@ from lemma.rewards.failures import RewardFailed
 from lemma.rewards.foreign_functions import OpenRlhfFunction, VerlFunction, owner_of
 from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 from lemma.rewards.think import R1ZeroReward, ThinkAnswerFormat, ThinkFormat
 from lemma.rewards.trl_function import TrlFunction
 from lemma.rewards.working_out_rewards import AnswerReward, ApproximateFormat, ExactFormat, Numbers

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from lemma.core.deadlines import Overdue
 from lemma.core.errors import Interruption, UserError
 from lemma.rewards.failures import RewardFailed, late, shown
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 
 # The square of a reward, needed for standard deviations, must be finite in single precision.
 LARGEST = 1e18
@@ -56,7 +57,7 @@ def _total(rewards: Sequence[Reward], values: Sequence[float | None], item: Rewa
         else:
             needed |= reward.needs_verdict
             unknown |= reward.leaves_out
-    return None if not known or unknown or (needed and not item.verdict.known) else math.fsum(known)
+    return None if not known or unknown or (needed and item.verdict.kind == "unknown") else math.fsum(known)
 
 
 def labels(rewards: Sequence[Reward]) -> list[str]:

@@ -8,7 +8,8 @@ from pydantic import field_validator
 
 from lemma.core.errors import UserError, nearest
 from lemma.grading import default_service
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 
 
 class Accuracy(Reward):

@@ -14,7 +14,8 @@ from pydantic import Field, field_validator
 from lemma.config.registry import is_place, load_place
 from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
-from lemma.rewards.reward import Reward, RewardInput, WrongReturn
+from lemma.rewards.reward import Reward, WrongReturn
+from lemma.rewards.reward_input import RewardInput
 
 TRL_ARGUMENTS = frozenset({"prompts", "completions", "completion_ids"})
 Function = Callable[..., float | None]

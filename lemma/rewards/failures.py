@@ -7,7 +7,8 @@ from pathlib import Path
 from traceback import extract_tb
 
 from lemma.core.errors import Interruption, UserError
-from lemma.rewards.reward import Reward, RewardInput, WrongReturn
+from lemma.rewards.reward import Reward, WrongReturn
+from lemma.rewards.reward_input import RewardInput
 
 SHOWN = 2_000
 TEXT_OF_INPUT = "a reward function gets a RewardInput: read the text from its `completion`"

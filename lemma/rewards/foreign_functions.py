@@ -9,7 +9,8 @@ from typing import Any, Literal
 from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.rewards.custom import EachFunction, FunctionReward, load_function, number_of, parameters_of
-from lemma.rewards.reward import RewardInput, WrongReturn
+from lemma.rewards.reward import WrongReturn
+from lemma.rewards.reward_input import RewardInput
 from lemma.rewards.trl_function import listed
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")

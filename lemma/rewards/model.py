@@ -13,7 +13,8 @@ from pydantic import Field
 
 from lemma.core.errors import UserError, nearest
 from lemma.formats.templates import rendering
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 
 
 class RewardModel(Reward):

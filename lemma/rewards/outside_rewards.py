@@ -12,7 +12,8 @@ from lemma.core.deadlines import Stopwatch
 from lemma.core.outside import OutsideCode
 from lemma.rewards.combine import blamed
 from lemma.rewards.failures import late
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")

@@ -6,7 +6,8 @@ import re
 from typing import ClassVar, Literal
 
 from lemma.grading import default_service
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 
 _R1_ZERO = re.compile(r"</think>\s*<answer>.*</answer>", re.DOTALL)
 _THINK = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
@@ -35,11 +36,11 @@ class R1ZeroReward(Reward):
             service = item.service or default_service()
             score = service.compat("r1_zero_fast", item.completion, golds, True)
             return None if score is None else float(score["reward"] or self.format_value * score["format_reward"])
-        if not item.verdict.known:
+        if item.verdict.kind == "unknown":
             return None
         if not _R1_ZERO.search(item.completion):
             return 0.0
-        return 1.0 if item.verdict.right else self.format_value
+        return 1.0 if item.verdict.kind == "right" else self.format_value
 
 
 class ThinkFormat(Reward):

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.rewards.custom import TRL_ARGUMENTS, FunctionReward, load_function, number_of, parameters_of
-from lemma.rewards.reward import RewardInput, WrongReturn
+from lemma.rewards.reward import WrongReturn
+from lemma.rewards.reward_input import RewardInput
 
 ROW = "row"
 GOLD_COLUMNS = ("answer", "solution", "ground_truth", "target")

@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 
 from lemma.formats.working_out import WorkingOut
 from lemma.rewards.correctness import need_gold
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 
 Variant = Literal["lemma", "notebook", "repository"]
 _SPACE = re.compile(r"\s*")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Literal
 
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward
+from lemma.rewards.reward_input import RewardInput
 
 _STRICT = r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$"
 _SOFT = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"

@@ -4,7 +4,8 @@ one."""
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.episode_runner import play
 from lemma.rollouts.groups import RolloutCollector, Rollouts
-from lemma.rollouts.journal import Journal, read_episodes
+from lemma.rollouts.journal import Journal
+from lemma.rollouts.journal_reader import read_episodes
 from lemma.rollouts.multi_turn import World
 from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.sample_request import SampleRequest

@@ -44,11 +44,6 @@ class Turn:
     reward: float | None = None
     seconds: float = 0.0
 
-    @property
-    def sampler_logprobs(self) -> np.ndarray:
-        """Log-probability of each id under the distribution it was drawn from."""
-        return self.logprobs - self.kept
-
 
 @dataclass(slots=True)
 class Episode:
@@ -141,17 +136,14 @@ class Episode:
         return "teacher" if given and given == len(self.ids) else "policy"
 
     @property
-    def right(self) -> bool:
-        return self.verdict == "right"
-
-    @property
     def paid(self) -> float:
         """What the environment paid for single turns, in addition to what the whole was worth."""
         return math.fsum(turn.reward for turn in self.turns if turn.reward is not None)
 
     @property
-    def truncated(self) -> bool:
-        return self.finish == "length"
+    def draw(self) -> int:
+        """In training, the number of the draw that it is an attempt at."""
+        return int(self.key[2])
 
     @property
     def order(self) -> tuple[str, int]:
@@ -209,7 +201,7 @@ class Episode:
         loss_mask_T, off_T, sampler_T = np.zeros(length, dtype=bool), np.zeros(length), np.zeros(length, np.float32)
         for turn, place in zip(turns, said, strict=True):
             loss_mask_T[place] = True
-            sampler_T[place] = turn.sampler_logprobs
+            sampler_T[place] = turn.logprobs - turn.kept
             if turn.given:
                 off_T[place.start : place.start + turn.given] = 1.0
         fields = {"sampler_logprobs": sampler_T}

@@ -56,10 +56,12 @@ def play(
         yield from play_agents(engine, asks, sampling_of, scorer, world=world, journal=journal)
         return
     known = journal.episodes if journal is not None else {}
-    with closing(EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)) as runner:
+    runner = EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)
+    with closing(runner.loop):
         for ask in asks:
-            yield from ask.known(known)
-            if not ask.is_known(known):
+            there = ask.known(known)
+            yield from there
+            if len(there) < ask.n:
                 runner.add(ask, journal)
         yield from runner.run()
         fault_point("rollouts.generated")
@@ -83,8 +85,8 @@ class EpisodeRunner:
         self._engine, self._scorer, self._world, self._sampling = engine, scorer, world, sampling
         self._most, self._patience = most, patience
         self._is_exact = most is None and (world is None or world.is_exact)
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._raised)
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._raised)
         self._woken = asyncio.Event()
         self._failure: BaseException | None = None
         self._asks: deque[tuple[SampleRequest, Journal | None]] = deque()
@@ -129,10 +131,10 @@ class EpisodeRunner:
         unfinished = is_unfinished or (lambda: bool(self._asks or self._running))
         pool = None if self._world is None else self._world.pool
         if pool is not None:
-            pool.notify(self._loop, self._woken.set)
+            pool.notify(self.loop, self._woken.set)
         try:
             while unfinished():
-                yield from self._loop.run_until_complete(self._run_until_scored(unfinished))
+                yield from self.loop.run_until_complete(self._run_until_scored(unfinished))
         except BaseException as error:
             if isinstance(error, Exception) and self._patience is not None:
                 self.scoring.settle(self.scoring.graded())
@@ -140,10 +142,7 @@ class EpisodeRunner:
             raise
         finally:
             if pool is not None:
-                pool.notify(self._loop, None)
-
-    def close(self) -> None:
-        self._loop.close()
+                pool.notify(self.loop, None)
 
     # --- one turn of the loop ------------------------------------------------------------------------------------
 
@@ -162,7 +161,12 @@ class EpisodeRunner:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
-            self._read_together()
+            if self._over:  # what was said last is decoded together, then graded
+                over, self._over = self._over, []
+                self._scorer.read([episode for _, episode, _, _ in over])
+                waits = self._is_exact and self._world is not None
+                for problem, episode, outcome, journal in over:
+                    self.scoring.add(self._scorer.begin(problem, episode, outcome), journal, waits=waits)
             if scored := self.scoring.settle(self.scoring.due(self._patience)):
                 return scored
         return []
@@ -195,7 +199,8 @@ class EpisodeRunner:
             held_back, self._held_back = sorted(self._held_back, key=lambda one: one[0]), []
             for _, request, future in held_back:
                 self._submit(request, {0: future})
-            self.scoring.let_in()
+            if self._world is not None:
+                self.scoring.let_in()
             while self.is_open and self._asks and self._has_room(self._asks[0][0]):
                 self._begin(*self._asks.popleft())
 
@@ -203,49 +208,49 @@ class EpisodeRunner:
 
     def _begin(self, ask: SampleRequest, journal: Journal | None) -> None:
         """Submit the first turn of all attempts as one request; each goes on by itself as its sample finishes."""
-        futures: dict[int, asyncio.Future[Completion]] = {n: self._loop.create_future() for n in range(ask.n)}
+        futures: dict[int, asyncio.Future[Completion]] = {n: self.loop.create_future() for n in range(ask.n)}
         self._submit(ask.request(self._sampling(ask)), futures)
         self._running += ask.n
-        self._tokens += ask.n * self._most_tokens(ask)
+        if self._world is not None:
+            self._tokens += ask.n * self._world.most_tokens(ask, self._sampling(ask))
         for number, future in futures.items():
-            task = self._loop.create_task(self._episode(ask, number, future, journal))
+            task = self.loop.create_task(self._episode(ask, number, future, journal))
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._tasks.discard)
 
     async def _episode(
         self, ask: SampleRequest, number: int, completion: asyncio.Future[Completion], journal: Journal | None
     ) -> None:
         """One attempt, from its first turn to its end; it is scored afterwards."""
-
-        async def first() -> Episode:
-            episode = ask.episode(await completion)
-            fault_point("rollouts.sampled")
-            return episode
-
+        outcome: Outcome | None = None
         try:
             if journal is not None and journal.episodes and (repr(ask.key), ask.first + number) in journal.episodes:
                 await completion
                 return
             if self._world is None:
-                over: tuple[Episode, Outcome | None] = await first(), None
+                episode = ask.episode(await completion)
+                fault_point("rollouts.sampled")
             else:
                 generate = self._generate_after((repr(ask.key), ask.first + number))
-                over = await play_turns(first(), ask.problem, self._sampling(ask), self._world, generate, self._scorer)
-            self._over.append((ask.problem, *over, journal))
+                sampling = self._sampling(ask)
+                episode, outcome = await play_turns(ask, completion, sampling, self._world, generate, self._scorer)
+            self._over.append((ask.problem, episode, outcome, journal))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 (`run` raises it)
             self._fail(error)
         finally:
             self._running -= 1
-            self._tokens -= self._most_tokens(ask)
+            if self._world is not None:
+                self._tokens -= self._world.most_tokens(ask, self._sampling(ask))
             self._owed[ask.request_key] -= 1
+            self._woken.set()
 
     def _generate_after(self, order: tuple[str, int]) -> Callable[[Request], asyncio.Future[Completion]]:
         """`generate` for the later turns of an episode: takes a request of one sample, gives what is awaited."""
 
         def generate(request: Request) -> asyncio.Future[Completion]:
-            future: asyncio.Future[Completion] = self._loop.create_future()
+            future: asyncio.Future[Completion] = self.loop.create_future()
             if self._is_exact:
                 self._held_back.append((order, request, future))
             else:
@@ -263,10 +268,6 @@ class EpisodeRunner:
             del self._futures[request.key]
             raise
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._woken.set()
-
     def _raised(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of the loop raised, as it does where a signal reaches it."""
         if "handle" in context:
@@ -276,16 +277,6 @@ class EpisodeRunner:
         """Something raised on the loop: `run` raises it."""
         self._failure = self._failure or error
         self._woken.set()
-
-    def _read_together(self) -> None:
-        """Read what is over, decoding together what was said last, and begin grading it."""
-        over, self._over = self._over, []
-        fresh = [episode for _, episode, _, _ in over if not episode.turns[-1].text]
-        if len(fresh) > 1:
-            self._scorer.read(fresh)
-        for problem, episode, outcome, journal in over:
-            waits = self._is_exact and self._world is not None
-            self.scoring.add(self._scorer.begin(problem, episode, outcome), journal, waits=waits)
 
     # --- room ----------------------------------------------------------------------------------------------------
 
@@ -300,23 +291,17 @@ class EpisodeRunner:
         if most is not None:
             return self._running + ask.n <= most
         room = self._engine.capacity
-        return self._tokens + self._most_tokens(ask) * ask.n <= (math.inf if room is None else room)
-
-    def _most_tokens(self, ask: SampleRequest) -> int:
-        """Tokens that an episode may have in the end."""
-        if self._world is None:
-            return 0
-        most = self._world.options.longest_episode(self._sampling(ask).max_tokens)
-        return min(len(ask.prompt) + len(ask.prefix) + most, self._world.longest)
+        wanted = ask.n * self._world.most_tokens(ask, self._sampling(ask))
+        return self._tokens + wanted <= (math.inf if room is None else room)
 
     def _give_up(self) -> None:
         """Leave nothing behind in the engine, and leave every environment."""
         self._over.clear()
         self._held_back.clear()
-        tasks: Sequence[asyncio.Task[Any]] = list(asyncio.all_tasks(self._loop))
+        tasks: Sequence[asyncio.Task[Any]] = list(asyncio.all_tasks(self.loop))
         for task in tasks:
             task.cancel()
         if tasks:
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         futures, self._futures = self._futures, {}
         self._engine.drop(list(futures))

@@ -15,12 +15,14 @@ from lemma.algorithms import Algorithm
 from lemma.core.errors import UserError, warn
 from lemma.core.faults import fault_point
 from lemma.core.ranks import own_slots, slots, together
-from lemma.core.types import Group, Trajectory
+from lemma.core.types import Group
 from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.sampling import cuts_support
 from lemma.rewards import Reward
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.episode_runner import play
-from lemma.rollouts.journal import Journal, drawn_after, journal_path
+from lemma.rollouts.journal import Journal, journal_path
+from lemma.rollouts.journal_reader import drawn_after
 from lemma.rollouts.multi_turn import World
 from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.partial_rollouts import PartialRollouts
@@ -104,7 +106,7 @@ class RolloutCollector:
         for number in range(step, max(step, until) + 1):
             if number not in self._begun:
                 self._begun[number] = self._begin(number)
-        begun = self._begun.pop(step)
+        begun, has_signal = self._begun.pop(step), self.algorithm.has_signal
         journals = begun.journals
         graded_before = self.scorer.seconds
         rollouts = Rollouts(wanted=self.problems, from_journal=all(one.is_complete for one in journals.values()))
@@ -113,14 +115,15 @@ class RolloutCollector:
             drawn = begun.drawn if not round_ else self._draw(begun, missing)
             groups = self._round(step, drawn, journals, rollouts)
             rollouts.rounds += 1
-            live = [group for group in groups if self._is_live(group)]
+            live = [one for one in groups if any(t.trained_tokens for t in one.trajectories) and has_signal(one)]
             rollouts.dead += len(groups) - len(live)
             rollouts.groups += live if self.further_rounds else groups
             if len(rollouts.groups) >= self.problems or round_ == self.further_rounds:
                 break
             missing = self._next_count(rollouts)
         rollouts.groups = rollouts.groups[: self.problems]
-        self._check_known(rollouts, journals.values())
+        if self.world is not None and rollouts.unscored > self.world.options.unknown_limit * len(rollouts.episodes):
+            self._refuse_unknown(rollouts, journals.values())
         fault_point("rollouts.before_finish")
         for journal in journals.values():
             if not journal.is_complete:
@@ -167,10 +170,8 @@ class RolloutCollector:
                     journal.note_draws([draw for draw, _ in drawn])
         return [*((draw, self.order.at(draw)) for draw in known), *drawn]
 
-    def _check_known(self, rollouts: Rollouts, journals: Iterable[Journal]) -> None:
-        """Stop where too many episodes of an environment have no known worth. The next run plays the step again."""
-        if self.world is None or rollouts.unscored <= self.world.options.unknown_limit * len(rollouts.episodes):
-            return
+    def _refuse_unknown(self, rollouts: Rollouts, journals: Iterable[Journal]) -> None:
+        """Too many episodes of an environment have no known worth. The next run plays the step again."""
         for journal in journals:
             journal.clear()
             journal.close()
@@ -190,12 +191,9 @@ class RolloutCollector:
             what = "holds samples of another step" if foreign else "is not what was written"
             warn(f"{journal.path} {what}; step {step} is sampled again")
         keeps_part = (self._partial is not None or self._is_free) and not journal.is_ended
-        if foreign or not (journal.is_complete or keeps_part):
+        if not journal.is_new and (foreign or not (journal.is_complete or keeps_part)):
             journal.clear()
         return journal
-
-    def _is_live(self, group: Group) -> bool:
-        return any(trajectory.trained_tokens for trajectory in group.trajectories) and self.algorithm.has_signal(group)
 
     def _next_count(self, rollouts: Rollouts) -> int:
         """How many more problems will probably do, by the share of live groups so far; never more than a whole step."""
@@ -218,11 +216,13 @@ class RolloutCollector:
             if self._partial is not None:
                 for slot, journal in journals.items():
                     self._partial.begin(asks[slot], journal, is_urgent=True)
-            elif self.world is None:
+            elif self.world is None and slots() > 1:
                 self.engine.announce(
                     {
                         slot: [
-                            one.request(self._sampling(one)) for one in own if not one.is_known(journals[slot].episodes)
+                            one.request(self._sampling(one))
+                            for one in own
+                            if len(one.known(journals[slot].episodes)) < one.n
                         ]
                         for slot, own in asks.items()
                     }
@@ -230,34 +230,35 @@ class RolloutCollector:
             for slot, journal in journals.items():
                 teachers = [one for draw in tasks if draw % slots() == slot for one in wanted[draw][0]]
                 with self.engine.slot(slot) if slots() > 1 and self._partial is None else nullcontext():
-                    episodes += self._slot(tasks, teachers, asks[slot], journal)
+                    if teachers:
+                        episodes += self._taught(tasks, teachers, asks[slot], journal)
+                    else:
+                        episodes += self._played(asks[slot], journal)
             return episodes
 
         played: dict[int, list[Episode]] = {draw: [] for draw in tasks}
         for part in together(own_part, "the samples of a round"):
             for episode in part:
-                played[_draw(episode)].append(episode)
+                played[episode.draw].append(episode)
         rollouts.drawn += len(drawn)
         groups = {draw: sorted(own, key=lambda one: one.sample) for draw, own in played.items()}
         return [self._group(tasks[draw], own, rollouts) for draw, own in groups.items()]
 
-    def _slot(
+    def _taught(
         self, tasks: Mapping[int, Task], teachers: Sequence[Episode], asks: Sequence[SampleRequest], journal: Journal
     ) -> list[Episode]:
-        """What is played for one slot, and what a teacher says there: graded like any other while the policy speaks, or
-        played again in the world where it takes several turns."""
-        if not teachers:
-            return self._played(asks, journal)
+        """What is played for one slot in which a teacher speaks too: graded like any other while the policy generates,
+        or played again in the world where it takes several turns."""
         known = [journal.episodes[one.order] for one in teachers if one.order in journal.episodes]
         fresh = [one for one in teachers if one.order not in journal.episodes]
-        in_turns = [(one, tasks[_draw(one)]) for one in fresh if tasks[_draw(one)].turns]
+        in_turns = [(one, tasks[one.draw]) for one in fresh if tasks[one.draw].turns]
         if in_turns:
             assert self.world is not None, "turns are played in a world"
             self.drain()  # partial rollouts live in it too
             replayed = replay_traces(in_turns, self.sampling, self.scorer, self.world)
             journal.append(*replayed)
             known += replayed
-        graded = [self.scorer.begin(tasks[_draw(one)].problem, one) for one in fresh if not tasks[_draw(one)].turns]
+        graded = [self.scorer.begin(tasks[one.draw].problem, one) for one in fresh if not tasks[one.draw].turns]
         played = self._played(asks, journal)
         given = self.scorer.finish(graded)
         journal.append(*given)
@@ -301,21 +302,16 @@ class RolloutCollector:
         rollouts.episodes += episodes
         scored = [episode for episode in episodes if episode.reward is not None]
         rollouts.unscored += len(episodes) - len(scored)
-        cuts = self.sampling.cuts_support or self.sampling.min_tokens > 0
-        trajectories = [one for episode in scored for one in self._trajectories(episode, cuts)]
-        return Group(task.problem, trajectories, tuple(map(len, task.turns)))
-
-    def _trajectories(self, episode: Episode, cuts: bool) -> list[Trajectory]:
-        trajectories = episode.trajectories(
-            with_kept=cuts, with_turns=self.world is not None, turn_weight=self.turn_weight
-        )
-        for trajectory in trajectories:
-            trajectory.episode = episode.sample if len(trajectories) > 1 else None
-            trajectory.attempt = _draw(episode), episode.sample
-            if self.mask_truncated and episode.truncated:
-                trajectory.loss_mask_T = np.zeros_like(trajectory.loss_mask_T)
-        return trajectories
-
-
-def _draw(episode: Episode) -> int:
-    return int(episode.key[2])
+        cuts = cuts_support(self.sampling) or self.sampling.min_tokens > 0
+        group = Group(task.problem, [], tuple(map(len, task.turns)))
+        for episode in scored:
+            trajectories = episode.trajectories(
+                with_kept=cuts, with_turns=self.world is not None, turn_weight=self.turn_weight
+            )
+            for trajectory in trajectories:
+                trajectory.episode = episode.sample if len(trajectories) > 1 else None
+                trajectory.attempt = episode.draw, episode.sample
+                if self.mask_truncated and episode.finish == "length":
+                    trajectory.loss_mask_T = np.zeros_like(trajectory.loss_mask_T)
+            group.trajectories += trajectories
+        return group

@@ -1,5 +1,5 @@
-"""Episodes as rows of the journal, written and read. A row has the fields of an episode, and of its turns; arrays are
-in base64, exactly, and a turn's seconds under `timings`.
+"""Episodes as rows of the journal, written; `journal_reader` reads them. A row has the fields of an episode, and of its
+turns; arrays are in base64, exactly, and a turn's seconds under `timings`.
 
 A line is what `json.dumps` makes of a row, byte for byte, in less time: most of it are arrays, which need no escaping,
 and what the attempts at one problem share.
@@ -7,12 +7,11 @@ and what the attempts at one problem share.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from json.encoder import encode_basestring
 from operator import attrgetter
 from typing import Any
@@ -22,7 +21,6 @@ import numpy as np
 from lemma.rollouts.episode import Episode, Turn
 
 VERSION = 2
-READABLE = (1, VERSION)
 ARRAYS = {"context": np.int32, "ids": np.int32, "logprobs": np.float32, "kept": np.float32}
 OF_TURN = tuple(one.name for one in fields(Turn))
 OF_EPISODE = tuple(one.name for one in fields(Episode))
@@ -48,12 +46,12 @@ _EPISODE = f'{{"version": {VERSION}, {_template(OF_EPISODE)}}}'
 _PLACES = [(_SHARED + _OWN).index(name) for name in OF_EPISODE]
 
 
+@dataclass
 class RowWriter:
     """Writes rows, and remembers of the last problems what their attempts share: the prompt and the question."""
 
-    def __init__(self) -> None:
-        # By identity; with the object itself, whose place no other one can take meanwhile.
-        self._shared: dict[int, tuple[Any, str]] = {}
+    # By identity; with the object itself, whose place no other one can take meanwhile.
+    _shared: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
     def line(self, episode: Episode) -> str:
         """The line of an episode, without its end."""
@@ -109,35 +107,3 @@ _KINDS: dict[type, Callable[[Any], str]] = {
     type(None): {None: "null"}.__getitem__,
     tuple: _tuple,
 }
-
-
-def episode_of(row: Mapping[str, Any]) -> Episode:
-    """The episode of a row; KeyError, TypeError or ValueError where it is none."""
-    if row.get("version") == 1:
-        row = _from_version_1(row)
-    values = {name: row[name] for name in OF_EPISODE if name in row}
-    values["turns"] = [_turn_of(turn) for turn in row["turns"]]
-    if not values["turns"]:
-        raise ValueError("there is no turn")
-    values |= {"key": tuple(row["key"]), "gold": tuple(row.get("gold", ())), "faults": tuple(row["faults"])}
-    if values.get("reward") is not None and not isinstance(values["reward"], int | float):
-        raise TypeError("reward is not a number")
-    return Episode(**values)
-
-
-def _turn_of(row: Mapping[str, Any]) -> Turn:
-    values = {name: row[name] for name in OF_TURN if name in row}
-    for name, kind in ARRAYS.items():
-        values[name] = np.frombuffer(base64.b64decode(row[name]), dtype=kind)
-    values["versions"] = tuple((int(first), int(version)) for first, version in row["versions"])
-    values["seconds"] = row["timings"]["seconds"]
-    if len({len(values[name]) for name in ("ids", "logprobs", "kept")}) > 1:
-        raise ValueError("ids, logprobs and kept differ in length")
-    return Turn(**values)
-
-
-def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the journal's first version, which held one completion, as an episode of one turn."""
-    turn = {name: row[name] for name in ("ids", "logprobs", "kept", "finish", "given", "text", "timings")}
-    turn |= {"context": row["prompt"], "versions": [[0, row["policy_version"]]]}
-    return {**row, "turns": [turn]}

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lemma.core.types import Finish, Outcome, Problem
+from lemma.core.faults import fault_point
+from lemma.core.types import Finish, Outcome
 from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.environments import Action, EnvironmentOptions
 from lemma.environments.env_handle import EnvFailure, EnvHandle
 from lemma.environments.env_pool import EnvPool
-from lemma.rollouts.episode import Episode, Turn
+from lemma.rollouts.episode import Episode
+from lemma.rollouts.sample_request import SampleRequest, turn_of
 
 if TYPE_CHECKING:
     from lemma.formats.bridge import Bridge
@@ -51,6 +53,11 @@ class World:
         most = self.options.episode_tokens
         return self.context if most is None else min(most, self.context)
 
+    def most_tokens(self, ask: SampleRequest, sampling: Sampling) -> int:
+        """Tokens that an episode may have in the end."""
+        most = len(ask.prompt) + len(ask.prefix) + self.options.longest_episode(sampling.max_tokens)
+        return min(most, self.longest)
+
     def close(self) -> None:
         """End the workers, and whatever else the environment runs."""
         self.pool.close()
@@ -58,14 +65,20 @@ class World:
 
 
 async def play_turns(
-    first: Awaitable[Episode], problem: Problem, sampling: Sampling, world: World, generate: Generate, scorer: Scorer
+    ask: SampleRequest,
+    first: Awaitable[Completion],
+    sampling: Sampling,
+    world: World,
+    generate: Generate,
+    scorer: Scorer,
 ) -> tuple[Episode, Outcome | None]:
-    """An episode from its first turn, which is on its way, to its end, and what the environment says of it; None if the
-    rewards alone score it. An environment that fails ends the episode, whose worth is then unknown."""
-    env = world.pool.open(problem, world.seed)
+    """An episode from its first completion, which is on its way, to its end, and what the environment says of it; None
+    if the rewards alone score it. An environment that fails ends the episode, whose worth is then unknown."""
+    env = world.pool.open(ask.problem, world.seed)
     begun = env.reset()
     try:
-        episode = await first
+        episode = ask.episode(await first)
+        fault_point("rollouts.sampled")
         await begun
         while (new := await _observation(episode, world, env, scorer)) is not None:
             request = _next_request(episode, new, sampling, world)
@@ -118,17 +131,3 @@ def _next_request(episode: Episode, new: _New, sampling: Sampling, world: World)
         return None
     limits = replace(sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room))
     return Request((*episode.key, episode.sample, "turn", number), read.astype(np.int64), limits)
-
-
-def turn_of(completion: Completion, context: np.ndarray, *, extends: bool = True) -> Turn:
-    """A completion as a turn, after what was new to the policy."""
-    return Turn(
-        context=context,
-        ids=completion.ids.astype(np.int32),
-        logprobs=completion.logprobs.astype(np.float32),
-        kept=completion.kept.astype(np.float32),
-        finish=completion.finish,
-        versions=completion.versions,
-        extends=extends,
-        seconds=completion.seconds,
-    )

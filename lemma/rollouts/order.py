@@ -54,10 +54,6 @@ class ProblemOrder:
             self._order = (epoch, permutation(len(self.tasks), self.seed, self.name, "problems", epoch).tolist())
         return self.tasks[self._order[1][place]]
 
-    @property
-    def epoch(self) -> float:
-        return self.drawn / len(self.tasks)
-
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"drawn": self.drawn}
 

@@ -35,10 +35,6 @@ class SampleRequest:
         """The prompt as all its attempts have it."""
         return self.prompt.astype(np.int32)
 
-    @cached_property
-    def question(self) -> str:
-        return self.problem.question
-
     @property
     def request_key(self) -> Key:
         return self.name or self.key
@@ -54,25 +50,30 @@ class SampleRequest:
         there = [episodes.get((key, self.first + i)) for i in range(self.n)]
         return [episode for episode in there if episode is not None]
 
-    def is_known(self, episodes: Mapping[tuple[str, int], Episode]) -> bool:
-        return len(self.known(episodes)) == self.n
-
     def episode(self, completion: Completion) -> Episode:
         """An episode whose first turn is this completion, the teacher's prefix in front."""
-        given, versions = len(self.prefix), completion.versions
-        ids, logprobs, kept = completion.ids, completion.logprobs, completion.kept
-        if given:
-            versions = tuple((first and first + given, version) for first, version in versions)
-            gap = np.zeros(given, dtype=np.float32)
-            ids, logprobs, kept = (np.concatenate(pair) for pair in ((self.prefix, ids), (gap, logprobs), (gap, kept)))
-        turn = Turn(
-            context=self.read,
-            ids=ids.astype(np.int32),
-            logprobs=logprobs.astype(np.float32),
-            kept=kept.astype(np.float32),
-            finish=completion.finish,
-            versions=versions,
-            given=given,
-            seconds=completion.seconds,
-        )
-        return Episode(self.key, self.first + completion.sample, self.problem.id, [turn], self.question)
+        turn = turn_of(completion, self.read, self.prefix)
+        return Episode(self.key, self.first + completion.sample, self.problem.id, [turn], self.problem.question)
+
+
+def turn_of(
+    completion: Completion, context: np.ndarray, prefix: np.ndarray = NOTHING, *, extends: bool = False
+) -> Turn:
+    """A completion as a turn, after what was new to the policy; a teacher's prefix stands in front."""
+    given, versions = len(prefix), completion.spans or ((0, completion.policy_version),)
+    ids, logprobs, kept = completion.ids, completion.logprobs, completion.kept
+    if given:
+        versions = tuple((first and first + given, version) for first, version in versions)
+        gap = np.zeros(given, dtype=np.float32)
+        ids, logprobs, kept = (np.concatenate(pair) for pair in ((prefix, ids), (gap, logprobs), (gap, kept)))
+    return Turn(
+        context=context,
+        ids=ids.astype(np.int32),
+        logprobs=logprobs.astype(np.float32),
+        kept=kept.astype(np.float32),
+        finish=completion.finish,
+        versions=versions,
+        given=given,
+        extends=extends,
+        seconds=completion.seconds,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,11 @@ class Scorer:
         """Time that reading, waiting for verdicts and scoring took so far."""
 
     def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
-        """Read what was said last and begin grading it; nothing is waited for. An environment's `outcome` decides."""
+        """Parse what was said last and begin grading it; nothing is waited for. An environment's `outcome` decides."""
+        if not episode.turns[-1].text:
+            self.read([episode])
         began = time.perf_counter()
         last = episode.turns[-1]
-        last.text = last.text or self.said_last(episode)
         fmt, rules = self.reads(problem, episode)
         parsed = read_answer(fmt, last.text, last.finish, rules)
         if outcome is not None and outcome.reward is not None:
@@ -85,12 +86,12 @@ class Scorer:
         return Pending(episode, item)
 
     def read(self, episodes: Sequence[Episode]) -> None:
-        """The texts of what was said last, of many at once; `begin` reads what has none."""
+        """The texts of what was said last, decoded together where they are not known yet."""
         began = time.perf_counter()
-        last = [episode.turns[-1] for episode in episodes]
-        texts = texts_of([(turn.ids, turn.finish) for turn in last], self.detokenizer, self.ends)
-        for turn, text in zip(last, texts, strict=True):
-            turn.text = text
+        if fresh := [episode.turns[-1] for episode in episodes if not episode.turns[-1].text]:
+            texts = texts_of([(turn.ids, turn.finish) for turn in fresh], self.detokenizer, self.ends)
+            for turn, text in zip(fresh, texts, strict=True):
+                turn.text = text
         self.seconds += time.perf_counter() - began
 
     def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
@@ -100,10 +101,6 @@ class Scorer:
     def text(self, turn: Turn) -> str:
         """What was said in a turn, without the token that ended it."""
         return text_of(turn.ids, turn.finish, self.detokenizer, self.ends)
-
-    def said_last(self, episode: Episode) -> str:
-        """The text of an episode's last turn."""
-        return self.text(episode.turns[-1])
 
     def finish(self, pending: Sequence[Pending]) -> list[Episode]:
         """Wait for the verdicts of these and score them together."""
@@ -119,16 +116,16 @@ class Scorer:
         return [one.episode for one in pending]
 
 
+@dataclass
 class ScoringQueue:
     """Episodes that are being graded, in the order in which they are scored and written to their journals."""
 
-    def __init__(self, scorer: Scorer):
-        self._scorer = scorer
-        self._journals: dict[int, Journal | None] = {}
-        self._settled = time.monotonic()
-        # In the order in which they came, whatever that depended on.
-        self._outside: list[Pending] = []
-        self._all: list[Pending] = []
+    _scorer: Scorer
+    _journals: dict[int, Journal | None] = field(default_factory=dict)
+    _settled: float = field(default_factory=time.monotonic)
+    # In the order in which they came, whatever that depended on.
+    _outside: list[Pending] = field(default_factory=list)
+    _all: list[Pending] = field(default_factory=list)
 
     def add(self, pending: Pending, journal: Journal | None, *, waits: bool = False) -> None:
         """One more, at the end; if it `waits`, not before `let_in`."""
@@ -171,7 +168,8 @@ class ScoringQueue:
         return episodes
 
     def settle_all(self) -> list[Episode]:
-        self.let_in()
+        if self._outside:
+            self.let_in()
         episodes: list[Episode] = []
         while self._all:
             episodes += self.settle(self._all[:BATCH])

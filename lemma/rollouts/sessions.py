@@ -16,6 +16,7 @@ import numpy as np
 from lemma.engines.protocol import Completion, Key, Request, Sampling
 from lemma.formats.dialogue import Dialogue
 from lemma.rollouts.episode import Turn
+from lemma.rollouts.sample_request import turn_of
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.exchange import WireChoice
 from lemma.serving.plain_host import check_length, limit_of, room_for
@@ -216,14 +217,5 @@ def _turns(chain: Sequence[_Said]) -> list[Turn]:
 
 
 def _turn(said: _Said, before: _Said | None) -> Turn:
-    completion, known = said.completion, 0 if before is None else len(before.ids)
-    return Turn(
-        context=said.read.ids[known:].astype(np.int32),
-        ids=completion.ids.astype(np.int32),
-        logprobs=completion.logprobs.astype(np.float32),
-        kept=completion.kept.astype(np.float32),
-        finish=completion.finish,
-        versions=completion.versions,
-        extends=before is not None,
-        seconds=completion.seconds,
-    )
+    known = 0 if before is None else len(before.ids)
+    return turn_of(said.completion, said.read.ids[known:].astype(np.int32), extends=before is not None)

@@ -9,45 +9,28 @@ its own again.
 from __future__ import annotations
 
 import io
-import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from lemma.core.files import write_whole
 from lemma.core.types import Group, Trajectory
 
-FOLDER = "notes"
-NAME = re.compile(r"step-(\d+)\.npz")
+NOTES = "notes"
+"""The folder, beside that of the journal."""
 # Differences below this are rounding of the engine and the learner; without them files are smaller.
 DIGITS = 4
 
-Attempt = tuple[int, int]
 
-
-@dataclass(frozen=True)
-class Noted:
-    """What is known of one sample's tokens, those that a teacher said included; `ratio` may be unknown."""
-
-    advantage: np.ndarray
-    engine: np.ndarray
-    ratio: np.ndarray | None
-    mark: int
-
-    def is_about(self, ids: np.ndarray) -> bool:
-        return len(ids) == len(self.advantage) and _mark(ids) == self.mark
-
-
+@dataclass
 class TokenNotes:
     """Collects what the updates of one step find, and writes it."""
 
-    def __init__(self) -> None:
-        self._first: dict[int, np.ndarray] = {}
-        self._last: dict[int, np.ndarray] = {}
+    _first: dict[int, np.ndarray] = field(default_factory=dict)
+    _last: dict[int, np.ndarray] = field(default_factory=dict)
 
     def take(self, trajectories: Sequence[Trajectory], logprobs: Sequence[np.ndarray]) -> None:
         """Log-probabilities of the tokens that an update learns from, as it found them."""
@@ -63,7 +46,7 @@ class TokenNotes:
         columns: dict[str, np.ndarray] = {
             "attempt": np.array([episode[0].attempt for episode in attempts], dtype=np.int32).reshape(-1, 2),
             "length": np.array([len(said) for said in ids], dtype=np.int32),
-            "mark": np.array([_mark(said) for said in ids], dtype=np.uint32),
+            "mark": np.array([mark_of(said) for said in ids], dtype=np.uint32),
             "advantage": _halved([one.read("advantage") for one in trajectories]),
             "engine": _halved([self._engine(one) for one in trajectories]),
         }
@@ -90,43 +73,11 @@ def notes_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}.npz"
 
 
-def read_notes(folder: Path, step: int) -> dict[Attempt, Noted]:
-    """By draw and number of a sample; nothing where there is no file, or it is damaged."""
-    try:
-        with np.load(notes_path(folder, step), allow_pickle=False) as file:
-            columns = {name: file[name] for name in file.files}
-        return _by_attempt(columns)
-    except (OSError, ValueError, KeyError, EOFError, IndexError, RuntimeError, zlib.error, BadZipFile):
-        return {}
-
-
-def _by_attempt(columns: Mapping[str, np.ndarray]) -> dict[Attempt, Noted]:
-    ends = np.cumsum(columns["length"])[:-1]
-    parts = {name: np.split(columns[name], ends) for name in ("advantage", "engine", "ratio") if name in columns}
-    ratios: Sequence[np.ndarray | None] = parts["ratio"] if "ratio" in parts else [None] * len(columns["length"])
-    return {
-        (int(draw), int(number)): Noted(advantage, engine, ratio, int(mark))
-        for (draw, number), advantage, engine, ratio, mark in zip(
-            columns["attempt"], parts["advantage"], parts["engine"], ratios, columns["mark"], strict=True
-        )
-    }
-
-
-def tidy_notes(folder: Path, step: int, keep: int | None, needed_after: int) -> None:
-    """Remove the files of the steps whose journals go, and what a process that died had begun."""
-    for torn in folder.glob(".step-*.tmp"):
-        torn.unlink()
-    for path in folder.glob("step-*.npz") if keep is not None else ():
-        match = NAME.fullmatch(path.name)
-        if match is not None and keep is not None and int(match[1]) <= min(step - keep, needed_after):
-            path.unlink()
-
-
 def _halved(parts: Sequence[np.ndarray]) -> np.ndarray:
     """All of these in half precision: three digits are more than a colour shows."""
     whole = np.concatenate([np.zeros(0), *parts])
     return np.clip(np.round(whole, DIGITS), -6e4, 6e4).astype(np.float16)
 
 
-def _mark(ids: np.ndarray) -> int:
+def mark_of(ids: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(ids, dtype=np.int32).tobytes())

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lemma.core import outside
 from lemma.core.events import Awaited, Sink
-from lemma.core.outside import check_is_trainer
 from lemma.core.ranks import note_place
 from lemma.learning.learner import StepReport
 from lemma.models.update_flops import MATRIX_RATES
@@ -29,7 +29,8 @@ class Clock:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        check_is_trainer()
+        if outside.is_fork:
+            outside.end_fork()
         begin = time.perf_counter()
         note_place(name)
         yield

@@ -14,6 +14,7 @@ from lemma.data.hub import hub_origin
 from lemma.formats.format import PROMPT_FILE, trained_system
 from lemma.learning.checkpoint import BrokenCheckpoint, Checkpoint, CheckpointStore
 from lemma.learning.optimiser import Optimiser
+from lemma.learning.optimiser_state import load_optimiser
 from lemma.models.load_model import build_policy
 from lemma.models.places import lasting
 from lemma.runs.joined_adapters import Joined, adapters_before, join_adapters, name_base
@@ -117,7 +118,7 @@ def _write(
     fmt = recipe.format if system is None else recipe.format.model_copy(update={"system": system})
     fmt.install(policy.tokenizer)
     optimiser = Optimiser(policy.parameters(), recipe.stages[name].optim)
-    optimiser.load(saved.tensors, saved.state["learner"]["optimiser"])
+    load_optimiser(optimiser, saved.tensors, saved.state["learner"]["optimiser"])
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     base: str | None = None

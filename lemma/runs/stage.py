@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
+from lemma.core import outside
 from lemma.core.errors import UserError
 from lemma.core.events import Axis, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
-from lemma.core.outside import check_is_trainer
 from lemma.core.random import key
-from lemma.core.ranks import from_leader, is_leader, slots, world_size
+from lemma.core.ranks import from_leader, gather_over_ranks, is_leader, slots, world_size
 from lemma.core.roll_call import check_alike
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_finite
@@ -280,7 +280,7 @@ class Stage:
         self._begin()
         if self.store.is_saving:
             self.store.check()
-        asked = self._stop.is_agreed()
+        asked = any(gather_over_ranks(self._stop.asked, "whether to stop"))
         due = self._is_owed or self.is_due(self.options.checkpoint.every, step, total)
         learners = [learner, *(part for part in self._kept.values() if isinstance(part, Learner))]
         healthy = not any(one.skipped for one in learners)
@@ -294,7 +294,8 @@ class Stage:
             raise Stopped
 
     def save(self, learner: Learner, step: int, *, prune: bool = True) -> None:
-        check_is_trainer()
+        if outside.is_fork:
+            outside.end_fork()
         self.before_saving()
         if self.folder.metrics is not None:
             self.folder.metrics.sync()

@@ -12,7 +12,7 @@ from lemma.core.types import Trajectory
 from lemma.data.data_options import JOURNAL, DataOptions, journal_place
 from lemma.data.load_rows import take
 from lemma.rollouts.episode import Episode
-from lemma.rollouts.journal import list_journals, read_episodes
+from lemma.rollouts.journal_reader import list_journals, read_episodes
 from lemma.runs.stage import Stage
 from lemma.stages.supervised_options import ImitatedOptions
 

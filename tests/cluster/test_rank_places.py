@@ -6,7 +6,7 @@ import pytest
 
 from lemma.cluster.rank_program import is_a_rank
 from lemma.core.errors import UserError
-from lemma.core.ranks import RankPlace, place_of
+from lemma.core.rank_place import RankPlace, place_of
 
 NAMES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 

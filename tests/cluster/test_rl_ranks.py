@@ -53,7 +53,7 @@ def recipe_of(folder: Path, run: str, stage: dict[str, Any], slots: int = 4) -> 
 
 def samples(run: Path) -> list[tuple[str, int, bytes, bytes]]:
     """Every sample of every journal: its key, number, ids and log-probabilities."""
-    from lemma.rollouts.journal import read_episodes
+    from lemma.rollouts.journal_reader import read_episodes
 
     paths = sorted((run / "stages/stage/journal").iterdir())
     found = [one for path in paths for one in read_episodes(path)]

@@ -126,7 +126,7 @@ def saved(shard: str, before: tuple[dict[str, torch.Tensor], dict[str, Any]] | N
     learner = learner_of(policy, shard)
     if before is not None:
         with torch.no_grad():
-            for value in learner.optimiser._values.values():
+            for value in learner.optimiser.values.values():
                 value.fill_(0.25)
         learner.load(*before)
     learner.step(trajectories(LENGTHS), NegativeLogLikelihood())
@@ -153,7 +153,7 @@ def measured() -> tuple[float, float]:
     learner.step(trajectories(LENGTHS), NegativeLogLikelihood())
     inner = learner.optimiser.inner
     assert inner is not None and not hasattr(learner.policy.backbone.layers[0].mlp, "lemma_joint")  # type: ignore[union-attr]
-    weights = sum(value.nbytes for value in learner.optimiser._values.values())
+    weights = sum(value.nbytes for value in learner.optimiser.values.values())
     moments = [kept for state in inner.state.values() for kept in state.values() if kept.ndim]
     return float(weights), float(weights + sum(kept.nbytes for kept in moments))  # a gradient is as large as its weight
 

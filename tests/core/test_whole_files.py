@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lemma.core.files import WholeFiles, write_whole
+from lemma.core.files import write_whole
+from lemma.core.whole_files import WholeFiles
 from tests.core.disk_calls import disk_calls
 
 

@@ -14,9 +14,10 @@ from lemma.core.errors import LemmaWarning
 from lemma.engines.native import engine_kernels as kernels
 from lemma.engines.native import sampling_kernels as drawing
 from lemma.engines.native.cached_attention import Cache, layer_addresses
+from lemma.engines.native.cuts import Cuts
 from lemma.engines.native.kernel_trial import kernels_cut
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
-from lemma.engines.native.sampler import Cuts, draw
+from lemma.engines.native.sampler import draw
 from lemma.engines.protocol import Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.engines.sampling import logprobs as of_reference

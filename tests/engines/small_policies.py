@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from lemma.core.types import Trajectory
 from lemma.engines.protocol import Completion, Request
-from lemma.models import blocks
+from lemma.models import installing
 from lemma.models.attention import NAME
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
@@ -74,7 +74,7 @@ def small_policy(
                     parameter.mul_(4.0)
             if not tied:
                 model.get_output_embeddings().weight.mul_(sharp)
-        blocks.install(model)
+        installing.install(model)
         module = model
         if lora:
             from peft import LoraConfig, get_peft_model

@@ -104,7 +104,7 @@ def test_new_weights_in_the_middle_use_no_old_cache(lora: int) -> None:
     second, third = sorted(stream, key=lambda c: c.order)
     assert second.ids[:4].tolist() == first.ids.tolist()
     assert [first.policy_version, second.policy_version, third.policy_version] == [0, 0, 1]
-    assert [first.versions, second.versions, third.versions] == [((0, 0),), ((0, 0), (4, 1)), ((0, 1),)]
+    assert [first.spans, second.spans, third.spans] == [(), ((0, 0), (4, 1)), ()]
     expected = learner_logprobs(policy, prompt, second.ids)[4:]
     assert np.abs(expected - second.logprobs[4:]).max() < 1e-5, "as a plain forward under the new weights"
     whole = np.concatenate([prompt, second.ids])

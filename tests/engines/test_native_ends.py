@@ -131,7 +131,7 @@ def test_cancel_in_the_middle_of_a_chunked_prompt() -> None:
     engine = engine_of(policy, prefill_tokens=8)
     engine.submit(Request(("a",), np.arange(1, 41), FREE, n=3))
     engine.submit(Request(("b",), np.arange(1, 41), FREE, n=3))
-    engine._work()
+    engine.work()
     assert engine.scheduler.prefilling and engine.pool.free < engine.pool.count
     engine.cancel(("a",))
     found = sorted(engine.completions(), key=lambda c: c.order)

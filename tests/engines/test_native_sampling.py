@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from lemma.core.random import key as random_key
+from lemma.engines.native.cuts import Cuts
 from lemma.engines.native.noise import FIRST, MASK, SECOND, gumbel, mix, row_seeds, split_key
-from lemma.engines.native.sampler import ENDS, Cuts, sampling_mode
+from lemma.engines.native.sampler import ENDS, sampling_mode
 from lemma.engines.native.sequences import History, Readback, Sequence
 from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.sampling import cut

@@ -199,7 +199,7 @@ def _has_a_turn(engine: VllmBase, number: int, count: int) -> bool:
     if engine.updates_in_flight:
         told = [_is_as_told(prompts[c.key[1]], c, old, policy, 8 + number) for c in rest]
         assert all(told), "which version sampled which token"
-        return any(len(c.versions) > 1 for c in rest)
+        return any(len(c.spans) > 1 for c in rest)
     turns = [_turn(prompts[c.key[1]], c.ids, old, policy) for c in rest]
     assert turns.count(None) <= 0.1 * len(turns), "no token may come from new weights over the old ones' cache"
     return any(turn is not None and 0 < turn <= 0.8 for turn in turns)
@@ -207,7 +207,9 @@ def _has_a_turn(engine: VllmBase, number: int, count: int) -> bool:
 
 def _is_as_told(prompt: np.ndarray, one: Completion, old: Policy, new: Policy, version: int) -> bool:
     """Whether the tokens are those of the versions that the completion names."""
-    turn = next((first for first, sampled_by in one.versions if sampled_by == version), len(one.ids))
+    turn = next(
+        (first for first, sampled_by in one.spans or ((0, one.policy_version),) if sampled_by == version), len(one.ids)
+    )
     told = np.concatenate([_greedy(old, prompt, one.ids)[:turn], _greedy(new, prompt, one.ids)[turn:]])
     return bool((told == one.ids).all())
 

@@ -143,7 +143,7 @@ def test_a_cache_that_moved_needs_no_new_graphs(precision: str) -> None:
     policy = build_policy(ModelOptions(tiny=shape, precision=precision), torch.device("cuda"), seed=0)
     engine = NativeEngine(policy, seed=1, cache_tokens=60000)
     work = engine_requests(30, seed=0)
-    before, captures = generate(engine, work), engine.runner.captures
+    before, captures = generate(engine, work), engine.runner.graphs.captures
     assert captures > 0
     held, size, address = torch.cuda.memory_allocated(), engine.cache.bytes, engine.cache.keys.data_ptr()
     dtype = engine.cache.keys.dtype
@@ -153,14 +153,14 @@ def test_a_cache_that_moved_needs_no_new_graphs(precision: str) -> None:
     engine.cache.allocate()
     assert engine.cache.keys.data_ptr() != address
     after = generate(engine, work)
-    assert engine.runner.captures == captures
+    assert engine.runner.graphs.captures == captures
     assert all(bool((filler == 7.0).all()) for filler in fillers), "nobody writes to where the cache was"
     for one, other in zip(before, after, strict=True):
         assert one.ids.tolist() == other.ids.tolist()
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-3)
     engine.invalidate()
     generate(engine, work)
-    assert engine.runner.captures > captures
+    assert engine.runner.graphs.captures > captures
 
 
 def test_another_thread_may_use_the_device_while_graphs_are_captured() -> None:
@@ -182,7 +182,7 @@ def test_another_thread_may_use_the_device_while_graphs_are_captured() -> None:
         finally:
             done.set()
         looking.result()
-    assert engine.runner.use_graphs and engine.runner.captures > 1
+    assert engine.runner.use_graphs and engine.runner.graphs.captures > 1
 
 
 def test_a_model_that_was_loaded_leaves_no_memory_behind() -> None:

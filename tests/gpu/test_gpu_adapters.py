@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from lemma.core.types import Trajectory
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Request, Sampling, generate
-from lemma.models import adapters, blocks
+from lemma.models import adapters, blocks, installing
 from lemma.models.attention import NAME
 from lemma.models.load_model import _with_lora
 from lemma.models.model_options import LoraOptions
@@ -25,7 +25,7 @@ def make(kind: str, dtype: torch.dtype, rank: int) -> Policy:
     torch.manual_seed(0)
     with torch.device("cuda"):
         causal = AutoModelForCausalLM.from_config(CONFIGS[kind](**SHAPE), dtype=dtype, attn_implementation=NAME)
-    blocks.install(causal, True)
+    installing.install(causal, True)
     module = _with_lora(causal, LoraOptions(r=rank), "test", 0)
     torch.manual_seed(1)
     for name, parameter in module.named_parameters():

@@ -18,8 +18,8 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_what_is_kept_and_drawn_is_what_the_reference_says(dtype: torch.dtype) -> None:
+    from lemma.engines.native.cuts import Cuts
     from lemma.engines.native.noise import gumbel, row_seeds, split_key
-    from lemma.engines.native.sampler import Cuts
     from lemma.engines.native.sampling_kernels import sample
     from lemma.engines.protocol import Sampling
     from lemma.engines.sampling import cut
@@ -60,7 +60,7 @@ def test_kernels_pass_the_trial_before_they_are_used(dtype: torch.dtype, cap: fl
 
 
 def test_zeros_of_both_signs_are_as_likely_as_each_other() -> None:
-    from lemma.engines.native.sampler import Cuts
+    from lemma.engines.native.cuts import Cuts
     from lemma.engines.native.sampling_kernels import sample
     from lemma.engines.protocol import Sampling
 

@@ -15,7 +15,7 @@ from lemma.learning import tensor_files
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import are_finite
-from lemma.models import blocks
+from lemma.models import installing
 from lemma.models.attention import NAME
 from lemma.models.joint_products import sink_of
 from lemma.models.policy import Policy
@@ -57,7 +57,7 @@ def step(kind: str, dtype: torch.dtype, *, jointly: bool, share: bool, recompute
     torch.manual_seed(0)
     with torch.device("cuda"):
         causal = AutoModelForCausalLM.from_config(CONFIGS[kind](**SHAPE), attn_implementation=NAME)
-    blocks.install(causal.to(dtype), True, jointly)
+    installing.install(causal.to(dtype), True, jointly)
     policy = Policy(causal, SimpleNamespace(eos_token_id=1, pad_token_id=2))
     policy.recompute(recomputed)
     learner = Learner(policy, OptimOptions(lr=1e-20, clip=0.0), token_budget=2048, total_steps=2, share_prompts=share)

@@ -12,7 +12,9 @@ from torch import nn
 
 from lemma.core.errors import UserError
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import SCALE_START, LossScaler, Optimiser, learning_rate
+from lemma.learning.loss_scaler import SCALE_START, LossScaler
+from lemma.learning.optimiser import Optimiser, learning_rate
+from lemma.learning.optimiser_state import load_optimiser, optimiser_state
 
 LINEAR = {"schedule": "linear", "lr": 1.0}
 COSINE = {"schedule": "cosine", "lr": 1.0}
@@ -259,11 +261,11 @@ def _as_lists(state: dict[str, Any]) -> dict[str, Any]:
 def test_loading_forgets_what_was_there() -> None:
     given = parameters()
     optimiser = Optimiser(given, OptimOptions(lr=1e-2))
-    fresh, extra = optimiser.state()
+    fresh, extra = optimiser_state(optimiser)
     fresh = {name: tensor.clone() for name, tensor in fresh.items()}
     pull(given)
     optimiser.step(1e-2)
-    optimiser.load(fresh, extra)
+    load_optimiser(optimiser, fresh, extra)
     assert not optimiser.inner.state
 
 
@@ -278,9 +280,9 @@ def test_a_state_of_another_model_is_refused_before_anything_changes(said: str) 
     given = parameters()
     before = given["matrix"].detach().clone()
     optimiser = Optimiser(given, OptimOptions())
-    tensors, extra = optimiser.state()
+    tensors, extra = optimiser_state(optimiser)
     tensors = {name: tensor + 1 for name, tensor in tensors.items()}
     SPOIL[said](tensors)
     with pytest.raises(UserError, match=r"the checkpoint is of another model: vector is \(8,\) here and") as caught:
-        optimiser.load(tensors, extra)
+        load_optimiser(optimiser, tensors, extra)
     assert said in str(caught.value) and torch.equal(given["matrix"], before)

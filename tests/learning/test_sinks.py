@@ -8,7 +8,7 @@ import torch
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split
-from lemma.models import blocks
+from lemma.models import installing
 from lemma.models.joint_products import sink_of
 from lemma.objectives import NegativeLogLikelihood
 from tests.models.small import relative, tiny_policy, trajectories
@@ -17,7 +17,7 @@ from tests.models.small import relative, tiny_policy, trajectories
 def step(jointly: bool, recomputed: int) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss of the second of two steps on several packs, and the weights after it."""
     policy = tiny_policy(precision="bf16")
-    blocks.install(policy.causal, fused=False, jointly=jointly)
+    installing.install(policy.causal, fused=False, jointly=jointly)
     policy.recompute(recomputed)
     learner = Learner(policy, OptimOptions(lr=1e-2), token_budget=40, total_steps=4)
     assert all(sink_of(parameter) is not None for parameter in policy.parameters().values())

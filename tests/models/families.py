@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lemma.models import blocks
+from lemma.models import installing
 from lemma.models.attention import NAME
 from lemma.models.policy import Policy
 from tests.engines.small_policies import small_tokenizer
@@ -132,5 +132,5 @@ def family_policy(kind: str, values: dict[str, Any], dtype: torch.dtype = torch.
     model = plain_model(kind, values, NAME).to(device)
     for parameter in model.parameters():  # weights only: the frequencies of the rotary embedding stay in float32
         parameter.data = parameter.data.to(dtype)
-    blocks.install(model)
+    installing.install(model)
     return Policy(model, small_tokenizer())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lemma.models import adapter_kernels, blocks, joint_kernels, kernels, sharing_kernels
+from lemma.models import adapter_kernels, blocks, installing, joint_kernels, kernels, sharing_kernels
 from lemma.models import logprobs as lemma_logprobs
 from lemma.models.adapters import Folded
 from lemma.models.blocks import gated, rms_norm
@@ -183,5 +183,5 @@ if __name__ == "__main__":
         for dtype in LIMITS:
             check(dtype)
         print(check.__name__)
-    assert not blocks.install(torch.nn.Linear(2, 2))
+    assert not installing.install(torch.nn.Linear(2, 2))
     print("blocks")

@@ -14,7 +14,7 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
-from lemma.models import attention, blocks, flash_attention
+from lemma.models import attention, flash_attention, installing
 from lemma.models.flash_attention import AttentionKind, FlashState
 from lemma.models.packing import Segments
 from tests.models.families import TAKEN, family_policy
@@ -96,7 +96,7 @@ def test_a_model_without_fused_kernels_never_asks_for_it(
     asked: list[object] = []
     monkeypatch.setattr(attention, "flash_kernel", lambda *parts: asked.append(parts))
     policy = family_policy(kind, TAKEN[kind])
-    blocks.install(policy.causal, fused=fused)
+    installing.install(policy.causal, fused=fused)
     segments = Segments((5, 3), torch.device("cpu"))
     policy.hidden(torch.arange(8), torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), segments)
     assert len(asked) == (2 if fused else 0), "layers that asked"

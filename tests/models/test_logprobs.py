@@ -122,7 +122,7 @@ def test_the_gradient_takes_the_place_of_the_logits() -> None:
     """A chunk is large: without an entropy nothing else of its size is held with it."""
     logits, targets = torch.randn(4, WORDS), torch.randint(0, WORDS, (4,))
     place, lse = logits.data_ptr(), logits.logsumexp(-1)
-    curve = logprobs.Curve.of(0.7, 1.0, None)
+    curve = logprobs.Curve(0.7)
     found = logprobs._plain_grad(logits, targets, curve, lse, lse, torch.ones(4), None, torch.float32)
     assert found.data_ptr() == place
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from lemma.models import blocks
+from lemma.models import blocks, installing
 from lemma.models.attention import NAME
 from lemma.models.joint_products import sink_of
 from lemma.models.packing import Segments
@@ -24,7 +24,7 @@ def gradients(
     """Hidden states and the gradients of all parameters, on a pack of three sequences."""
     torch.manual_seed(0)
     causal = AutoModelForCausalLM.from_config(CONFIGS[kind](**SHAPE), dtype=dtype, attn_implementation=NAME)
-    blocks.install(causal, fused=False, jointly=jointly)
+    installing.install(causal, fused=False, jointly=jointly)
     if recompute:
         causal.gradient_checkpointing_enable({"use_reentrant": False})
     causal.train()
@@ -70,7 +70,7 @@ def test_a_sink_gets_what_autograd_would_bring(recompute: bool) -> None:
 def test_blocks_with_adapters_or_moved_weights_go_their_own_way() -> None:
     torch.manual_seed(0)
     causal = AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE), attn_implementation=NAME)
-    blocks.install(causal, fused=False, jointly=True)
+    installing.install(causal, fused=False, jointly=True)
     first, second = causal.model.layers
     assert blocks._is_plain(first) and blocks._is_plain(second)
     first.self_attn.k_proj.weight.data = first.self_attn.k_proj.weight.data.clone()

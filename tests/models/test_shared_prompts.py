@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lemma.core.types import Trajectory
-from lemma.models import blocks
+from lemma.models import installing
 from lemma.models.dropouts import switch_off
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
@@ -95,7 +95,7 @@ def test_every_family(kind: str) -> None:
     wanted = pulled(policy, items, [[index] for index in everything], share=False)
     check_same(pulled(policy, items, [everything], share=True), wanted, limit)
     if any(hasattr(module, "lemma_jointly") for module in policy.module.modules()):
-        blocks.install(policy.module, fused=False, jointly=True)
+        installing.install(policy.module, fused=False, jointly=True)
         check_same(pulled(policy, items, [everything], share=True), wanted, limit)
 
 

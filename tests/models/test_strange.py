@@ -11,7 +11,7 @@ from lemma.core.errors import UserError
 from lemma.engines.native.engine_probe import probe
 from lemma.engines.protocol import EngineError
 from lemma.engines.transformers_engine import TransformersEngine
-from lemma.models import blocks
+from lemma.models import installing
 from lemma.models.attention import NAME
 from lemma.models.packing import Segments
 from lemma.models.policy import Policy
@@ -37,7 +37,7 @@ def policy(kind: str, attention: str = NAME, **more: Any) -> Policy:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     if attention == NAME:
-        blocks.install(model)
+        installing.install(model)
     return Policy(model, small_tokenizer())
 
 

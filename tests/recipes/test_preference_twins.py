@@ -87,7 +87,7 @@ def test_a_model_learns_from_its_own_samples(tmp_path: Path) -> None:
     journal = tmp_path / "stages" / "sample" / "journal"
     samples = [sample for path in sorted(journal.iterdir()) for sample in read_episodes(path)]
     assert len(samples) == 2 * 32 * 8
-    assert {sample.right for sample in samples} == {True, False}
+    assert {sample.verdict == "right" for sample in samples} == {True, False}
     pairs = journal_pairs(tmp_path, options.journal)
     learnt = json.loads((tmp_path / "stages" / "dpo" / "done.json").read_text())["examples"]
     assert 0.8 * len(pairs) < learnt < len(pairs), "all but the held-out tenth"

@@ -23,7 +23,7 @@ from lemma.recipe import load_recipe
 from lemma.reporting.logfile import LogFile
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.token_notes import FOLDER, TokenNotes, notes_path
+from lemma.rollouts.token_notes import NOTES, TokenNotes, notes_path
 
 TINY = tiny_tokenizer()
 
@@ -146,7 +146,7 @@ def write_notes(folder: Path, step: int, samples: Sequence[Episode]) -> Path:
             notes.take([trajectory], [one.logprobs])
             notes.take([trajectory], [one.logprobs + 0.01 + [log_ratio(i) for i in range(len(one.ids))]])
         trajectories.append(trajectory)
-    place = folder / "stages" / "grpo" / FOLDER
+    place = folder / "stages" / "grpo" / NOTES
     notes.write(place, step, [Group(Problem((Message("user", "how many ?"),)), trajectories)])
     return notes_path(place, step)
 

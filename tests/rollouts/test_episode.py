@@ -79,5 +79,5 @@ def test_a_row_of_the_first_version_is_an_episode_of_one_turn(tmp_path: Path) ->
     }  # fmt: skip
     (tmp_path / "old.jsonl").write_text(json.dumps(row) + "\n")
     (read,) = read_episodes(tmp_path / "old.jsonl")
-    assert (read.prompt.tolist(), read.ids.tolist(), read.given, read.right) == ([1, 2], [3, 4], 1, True)
+    assert (read.prompt.tolist(), read.ids.tolist(), read.given, read.verdict) == ([1, 2], [3, 4], 1, "right")
     assert (read.turns[0].versions, read.seconds, read.text) == (((0, 5),), 0.5, "x")

@@ -125,7 +125,7 @@ def test_without_further_rounds_dead_groups_stay_and_are_counted(tmp_path: Path)
 def test_dead_groups_are_replaced_in_the_order_of_draws(tmp_path: Path) -> None:
     step = Step(tmp_path, [task(i) for i in range(9)], further_rounds=3)
     found = step.run(by_draw({1, 2, 5, 6, 9}))
-    live = [int(sample.key[2]) for sample in found.episodes if not sample.right]
+    live = [int(sample.key[2]) for sample in found.episodes if sample.verdict != "right"]
     assert len(found.groups) == 4 and live[:4] == [1, 2, 5, 6]
     # Two of four were live, so for the two that are missing four more are drawn.
     assert (found.rounds, found.drawn, found.dead, step.order.drawn) == (2, 8, 4, 8)

@@ -17,7 +17,8 @@ import pytest
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.planning.plan_words import describe
 from lemma.rollouts import Journal, read_episodes
-from lemma.rollouts.journal import journal_path, list_journals, tidy
+from lemma.rollouts.journal import journal_path, tidy
+from lemma.rollouts.journal_reader import list_journals
 from tests.algorithms import toy
 from tests.rollouts.scripted import Silent
 from tests.rollouts.test_groups import Step, half_right, numbers, task

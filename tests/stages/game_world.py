@@ -9,7 +9,7 @@ from typing import Any
 
 from lemma.recipe import Recipe
 from lemma.rollouts import Episode, read_episodes
-from lemma.rollouts.journal import list_journals
+from lemma.rollouts.journal_reader import list_journals
 from lemma.runs.run import train
 
 TINY = {"hidden": 32, "layers": 2, "feed_forward": 64, "heads": 2, "kv_heads": 2, "context": 64}

@@ -15,7 +15,8 @@ from lemma.core.events import silent
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged, check_written
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import SCALE_START, Optimiser, are_finite
+from lemma.learning.loss_scaler import SCALE_START
+from lemma.learning.optimiser import Optimiser, are_finite
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.objectives import NegativeLogLikelihood

@@ -62,7 +62,7 @@ def test_every_turn_is_in_the_journal_and_extends_the_last(tmp_path: Path) -> No
             assert turn.extends == (number > 0)
             read = episode.context(number)
             assert trajectory.ids_T[: len(read)].tolist() == read.tolist()
-        assert episode.right == (episode.turns[-1].heard == "right") == (episode.reward == 1.0)
+        assert (episode.verdict == "right") == (episode.turns[-1].heard == "right") == (episode.reward == 1.0)
     first = next(row for row in rows(folder) if row["axis"] == "train")
     assert first["turns/max"] == 3.0 and first["generated_tokens"] == sum(one.tokens for one in episodes)
 

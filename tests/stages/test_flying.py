@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from lemma.core import faults
 from lemma.core.errors import UserError
 from lemma.rollouts import Episode, Rollouts, Turn, read_episodes
-from lemma.rollouts.journal import Journal, drawn_after, list_journals
+from lemma.rollouts.journal import Journal
+from lemma.rollouts.journal_reader import drawn_after, list_journals
 from lemma.runs.run import train
 from lemma.stages.reinforcement.rl_metrics import staleness
 from tests.algorithms import toy

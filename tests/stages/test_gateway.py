@@ -158,7 +158,7 @@ def test_an_agent_that_rewrites_its_history_gives_several_trajectories(agents: P
     for episode in episodes:
         assert [turn.extends for turn in episode.turns] == [False] * 3 and len(episode.trajectories()) == 3
         assert all(len(turn.ids) <= 2 for turn in episode.turns)
-        assert episode.right == (len(episode.text) % 2 == 0) and episode.reward is not None
+        assert (episode.verdict == "right") == (len(episode.text) % 2 == 0) and episode.reward is not None
     assert len({episode.reward - len(episode.text) for episode in episodes if episode.reward is not None}) > 1
     assert all(row["mismatch/max"] < 1e-5 and row["turns/mean"] == 3 for row in rows(run))
 

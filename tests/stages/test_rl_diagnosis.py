@@ -96,6 +96,11 @@ def seen(numbers: dict[str, float], algorithm: str | dict[str, Any] = "grpo") ->
     return Seen(values, options(algorithm), 77, 1.0)
 
 
+def told(name: str, step: Seen) -> str | None:
+    """The warning that this check has for a step."""
+    return CHECKS[name].words(step) if CHECKS[name].when(step) else None
+
+
 def exists(key: str, model: Any) -> bool:
     """Whether a dotted name is an option below these."""
     for part in key.split("."):
@@ -111,8 +116,8 @@ def test_every_check_is_tried() -> None:
 
 @pytest.mark.parametrize(("name", "numbers", "words"), CASES)
 def test_a_warning_comes_where_it_is_deserved(name: str, numbers: dict[str, float], words: str) -> None:
-    assert {one for one, check in CHECKS.items() if check(seen(numbers))} == {name}
-    assert words in (CHECKS[name](seen(numbers)) or "")
+    assert {one for one, check in CHECKS.items() if check.when(seen(numbers))} == {name}
+    assert words in (told(name, seen(numbers)) or "")
 
 
 @pytest.mark.parametrize(
@@ -127,23 +132,24 @@ def test_a_warning_comes_where_it_is_deserved(name: str, numbers: dict[str, floa
     ids=str,
 )
 def test_rewards_that_do_not_vary_are_named_though_every_group_is_alive(algorithm: Any, numbers: Any) -> None:
-    dead = CHECKS["dead groups"]
-    assert "do not vary" in (dead(seen(numbers | {"groups/live": 1.0}, algorithm)) or "")
+    assert "do not vary" in (told("dead groups", seen(numbers | {"groups/live": 1.0}, algorithm)) or "")
     assert bottleneck(seen(numbers | {"groups/live": 1.0}, algorithm), {}) == "dead groups"
-    assert dead(seen({"groups/live": 1.0}, algorithm)) is None
+    assert told("dead groups", seen({"groups/live": 1.0}, algorithm)) is None
 
 
 def test_what_keeps_groups_dead_though_rewards_vary_is_named() -> None:
-    dead, numbers = CHECKS["dead groups"], {"groups/live": 0.0, "groups/varied": 1.0, "truncated": 0.8}
-    assert "`algorithm.threshold` (2)" in (dead(seen(numbers, {"name": "expert_iteration", "threshold": 2.0})) or "")
+    numbers = {"groups/live": 0.0, "groups/varied": 1.0, "truncated": 0.8}
+    assert "`algorithm.threshold` (2)" in (
+        told("dead groups", seen(numbers, {"name": "expert_iteration", "threshold": 2.0})) or ""
+    )
     masked = replace(seen(numbers), options=options().model_copy(update={"truncated": "mask"}))
-    assert "`truncated: mask` leaves them out" in (dead(masked) or "")
+    assert "`truncated: mask` leaves them out" in (told("dead groups", masked) or "")
 
 
 def test_groups_that_differ_from_each_other_only_teach_whoever_compares_with_the_batch() -> None:
     """One sample for each problem, as PPO has it, never varies inside its group; and a teacher is beside LUFFY's."""
     for algorithm in ("ppo", "reinforce", "expert_iteration", "luffy"):
-        assert CHECKS["dead groups"](seen({"groups/live": 1.0, "groups/varied": 0.0}, algorithm)) is None
+        assert told("dead groups", seen({"groups/live": 1.0, "groups/varied": 0.0}, algorithm)) is None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -151,7 +157,7 @@ def test_warnings_name_settings_that_exist(algorithm: str) -> None:
     for name, numbers, _ in CASES:
         if name == "kl" and not exists("algorithm.kl", options(algorithm)):
             continue
-        text = CHECKS[name](seen(numbers, algorithm)) or ""
+        text = told(name, seen(numbers, algorithm)) or ""
         named = re.findall(r"`([^`]*)`", text)
         assert named, f"{name} names no setting: {text}"
         for key in named:
@@ -159,18 +165,18 @@ def test_warnings_name_settings_that_exist(algorithm: str) -> None:
 
 
 def test_nothing_is_said_of_a_step_that_is_fine() -> None:
-    assert not [name for name, check in CHECKS.items() if check(seen({}))]
+    assert not [name for name, check in CHECKS.items() if check.when(seen({}))]
 
 
 def test_functions_that_read_the_text_themselves_need_no_format() -> None:
     step = seen({"format": 0.0})
     for rewards, warned in (([{"trl": "mine.py:f"}], False), ([{"trl": "mine.py:f"}, "accuracy"], True)):
         step.options = ReinforcementOptions(rewards=rewards)
-        assert (CHECKS["format"](step) is not None) == warned
+        assert (told("format", step) is not None) == warned
 
 
 def test_whoever_is_right_everywhere_has_no_choice_left() -> None:
-    assert CHECKS["entropy"](seen({"entropy/sampled": 0.01, "groups/all_right": 0.9})) is None
+    assert told("entropy", seen({"entropy/sampled": 0.01, "groups/all_right": 0.9})) is None
 
 
 def test_a_warning_comes_again_after_a_pause_and_remembers_it_over_a_restart() -> None:

@@ -162,7 +162,7 @@ def test_tokens_that_are_learnt_are_those_of_the_journal(truncated: str, tmp_pat
     samples = list(read_episodes(journal(world, 1)))
     finishes = [sample.finish for sample in samples]
     assert "length" in finishes and "stop" in finishes
-    learnt = [sample for sample in samples if truncated == "keep" or not sample.truncated]
+    learnt = [sample for sample in samples if truncated == "keep" or sample.finish != "length"]
     live = {sample.key for sample in learnt if sample.reward}
     assert world.rows()[0]["trained_tokens"] == sum(len(sample.ids) for sample in learnt if sample.key in live) > 0
 

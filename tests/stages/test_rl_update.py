@@ -132,17 +132,21 @@ def whole_update(
     learner.optimiser.step = recorded  # type: ignore[method-assign]
     memory, critic = AlgorithmState(), critic_of(algorithm, budget)
     reference = Other(in_float64(tiny_policy(seed=2)), learner) if algorithm.needs_reference else None
+    parts: Any = SimpleNamespace(
+        algorithm=algorithm, memory=memory, learner=learner, critic=critic, reference=reference,
+        needs_old=algorithm.needs_old,
+    )  # fmt: skip
     if algorithm.scores_first:
-        add_scores(batch, algorithm, learner, reference, critic)
+        add_scores(batch, parts)
     algorithm.assign(batch, memory)
     worth = [group for group in batch if all_groups or algorithm.needs_all_groups or has_advantage(group)]
     if not algorithm.scores_first:
-        add_scores(worth, algorithm, learner, reference, critic)
-    reports = update(STAGE, 1, algorithm, memory, learner, critic, batch, worth, MAX_TOKENS)
+        add_scores(worth, parts)
+    reports = update(STAGE, 1, parts, batch, worth, MAX_TOKENS)
     algorithm.observe(update_metrics(reports), memory)
     assert learner.step_count == algorithm.updates
-    parts = {"": policy} if critic is None else {"": policy, "critic ": critic.policy}
-    weights = {f"{part}{name}": p.detach().clone() for part, m in parts.items() for name, p in m.parameters().items()}
+    models = {"": policy} if critic is None else {"": policy, "critic ": critic.policy}
+    weights = {f"{part}{name}": p.detach().clone() for part, m in models.items() for name, p in m.parameters().items()}
     with torch.no_grad():
         for name, parameter in policy.parameters().items():
             parameter.copy_(before[name])

@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts import loss_options as shared
-from lemma.algorithms.parts.advantages import compared
+from lemma.algorithms.parts.advantages import compared, learns, rewards_of, write_advantages
 from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
+from lemma.core.types import Group
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_loss import PolicyLoss, Surrogate
@@ -48,9 +49,9 @@ class ClipOptions(Options):
 
     def surrogate(self) -> Surrogate:
         """min(r A, clip(r) A), or r A without a clip."""
-        from lemma.objectives.policy_loss import clipped
+        from lemma.objectives.policy_loss import Clip, Unclipped
 
-        return clipped(self.clip, self.clip_high, self.clip_cap)
+        return Unclipped() if self.clip is None else Clip.around(self.clip, self.clip_high, self.clip_cap)
 
 
 class SapoOptions(Options):
@@ -203,18 +204,21 @@ class PolicyGradient(Algorithm):
         return isinstance(self, RatioOptions) and self.kl_by_ratio
 
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Rewards minus the mean of their group, scaled as the options say."""
+        """One advantage for each sample, from the rewards of each group: less their mean, scaled as the options say."""
         return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
+
+    def assign(self, groups: Sequence[Group], memory: AlgorithmState) -> None:
+        write_advantages(groups, self.advantages([rewards_of(group) for group in groups]))
+
+    def has_signal(self, group: Group) -> bool:
+        return learns(group, self.advantages([rewards_of(group)])[0])
 
     def surrogate(self) -> Surrogate:
         """What a token gains."""
         raise AssertionError("a policy gradient defines its surrogate or its objective")
 
     def objective(self, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        return self.policy_loss(self.surrogate(), max_tokens, memory)
-
-    def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: AlgorithmState) -> PolicyLoss:
-        """The loss of `surrogate` with everything that the options add to it."""
+        """The loss of the surrogate with everything that the options add to it."""
         from lemma.objectives.policy_loss import KlTerm, MismatchWeight, PolicyLoss
 
         by_ratio = self if isinstance(self, RatioOptions) else RatioOptions()
@@ -222,12 +226,12 @@ class PolicyGradient(Algorithm):
         if self.mismatch_cap is not None:
             mismatch = MismatchWeight(self.mismatch_level, self.mismatch_cap, self.mismatch_floor, self.mismatch_mask)
         return PolicyLoss(
-            surrogate,
+            self.surrogate(),
             level=self.ratio_level,
             normalise=self.normalise,
             constant=self.constant or float(max_tokens),
             kl=KlTerm(self.kl, self.kl_estimator, by_ratio.kl_by_ratio) if self.kl else None,
-            entropy=self._entropy_weight(memory),
+            entropy=self.entropy if self.entropy_target is None else self._steered_entropy(memory),
             mismatch=mismatch,
             top_entropy=by_ratio.top_entropy,
             off_policy_limit=by_ratio.off_policy_limit,
@@ -243,8 +247,7 @@ class PolicyGradient(Algorithm):
         weight = memory.numbers.get("entropy_weight", self.entropy) + step
         memory.numbers |= {"entropy_weight": min(max(weight, 0.0), self.entropy_max), "entropy_seen": seen}
 
-    def _entropy_weight(self, memory: AlgorithmState) -> float:
-        if self.entropy_target is None:
-            return self.entropy
+    def _steered_entropy(self, memory: AlgorithmState) -> float:
+        assert self.entropy_target is not None
         is_low = memory.numbers.get("entropy_seen", 0.0) <= self.entropy_target
         return memory.numbers.get("entropy_weight", self.entropy) if is_low else 0.0

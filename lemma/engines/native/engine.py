@@ -60,9 +60,9 @@ class NativeEngine(Engine):
         self._fused = on_gpu
         self._burst = min(burst or (BURST if on_gpu else CPU_BURST), BURST)
         self._ahead = on_gpu if ahead is None else ahead
-        # Whether the next burst is the first after prefill. On a GPU burst sizes do not depend on `ahead`.
-        self._follows_prefill = False
+        # Steps of the first burst after prefill, on a GPU whatever `ahead` is, and of the next one.
         self._first_burst = min(FIRST_BURST, self._burst) if on_gpu or self._ahead else self._burst
+        self._next_burst = self._burst
         self._block = BLOCK if on_gpu else CPU_BLOCK
         rows = min(max_sequences or LADDER[-1], LADDER[-1])
         self.cache_tokens = cache_tokens or default_tokens(policy, rows)
@@ -127,7 +127,16 @@ class NativeEngine(Engine):
         if self.policy.module.training:
             self.policy.module.eval()
         try:
-            self._work()
+            if not self.cache.bytes:
+                self.cache.allocate()
+            if self._has_new_weights:
+                note_rows(self.policy.module)
+                self._has_new_weights = False
+            jobs = [] if self._in_flight else self.scheduler.next_prefill()
+            if jobs:
+                self._prefill(jobs)
+            else:
+                self._decode()
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
             self._drop_everything()
             raise _device_error(error) from error
@@ -154,7 +163,7 @@ class NativeEngine(Engine):
 
     def invalidate(self) -> None:
         self._has_looked = False
-        self.runner.drop_graphs()
+        self.runner.graphs.drop()
         self._restart()
 
     def close(self) -> None:
@@ -172,7 +181,7 @@ class NativeEngine(Engine):
 
     def _restart(self) -> None:
         """Drop what the cache holds; tokens that are in flight and not read yet are sampled again."""
-        self._discard_in_flight()
+        self._in_flight, self._unexpected_ends = None, 0
         self.scheduler.restart()
         self._has_new_weights = self.policy.is_adapter
 
@@ -187,18 +196,6 @@ class NativeEngine(Engine):
 
     # --- the work ----------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        if not self.cache.bytes:
-            self.cache.allocate()
-        if self._has_new_weights:
-            note_rows(self.policy.module)
-            self._has_new_weights = False
-        jobs = [] if self._in_flight else self.scheduler.next_prefill()
-        if jobs:
-            self._prefill(jobs)
-        else:
-            self._decode()
-
     def _prefill(self, jobs: list[tuple[Prefill, int]]) -> None:
         """Prefill all prompts that can start now, pass by pass. Their first tokens are read only after every pass, and
         if possible the burst after them, has been launched, so that the device does not wait for the host in between.
@@ -212,10 +209,12 @@ class NativeEngine(Engine):
             jobs = [] if is_long or takes_turns else self.scheduler.next_prefill()
         if not first_tokens:
             return
-        self._follows_prefill = True
-        continuing = self._continuing()
-        if continuing and self._ahead:
-            self._in_flight = self._launch_ahead(continuing, self._sampling_mode(continuing), first_tokens)
+        self._next_burst = self._first_burst
+        continuing = self._continuing() if self._ahead else []
+        if continuing:
+            launched = [s.launched for s in continuing]
+            mode = sampling_mode(continuing, self.runner.has_cut_kernels, self._intake.eos, launched)
+            self._in_flight = self._launch_ahead(continuing, mode, first_tokens)
         for burst in first_tokens:
             self._accept(burst.sequences, *self._read(burst))
         if self._in_flight:
@@ -246,14 +245,15 @@ class NativeEngine(Engine):
         burst = self._in_flight or self._launch_next()
         if burst is None:
             return
-        continuing = self._continuing()
-        self._in_flight = self._launch_ahead(continuing, burst.mode)
+        continuing = self._continuing() if self._ahead else []
+        self._in_flight = self._launch_ahead(continuing, burst.mode) if continuing else None
         alive = [row for row, sequence in enumerate(burst.sequences) if sequence.blocks]
         if len(alive) == len(burst.sequences):
             self._accept(burst.sequences, *self._read(burst))
         elif alive:
             self._accept([burst.sequences[row] for row in alive], *(x[:, alive] for x in self._read(burst)))
-        self._count_unexpected_ends(continuing)
+        if self._ahead:
+            self._count_unexpected_ends(continuing)
 
     def _continuing(self) -> list[Sequence]:
         """Running sequences that do not reach their maximum length with what has been launched."""
@@ -263,22 +263,15 @@ class NativeEngine(Engine):
         """Count the sequences that were expected to continue and have ended."""
         self._unexpected_ends = sum(not sequence.blocks for sequence in continuing)
         if not self.scheduler.running:
-            self._discard_in_flight()
-
-    def _discard_in_flight(self) -> None:
-        """The burst in flight is never read, and the count of unexpected ends starts over."""
-        self._in_flight = None
-        self._unexpected_ends = 0
-
-    def _sampling_mode(self, sequences: list[Sequence]) -> SamplingMode:
-        """How to sample the tokens that come after all that have been launched."""
-        return sampling_mode(sequences, self.runner.has_cut_kernels, self._intake.eos, [s.launched for s in sequences])
+            self._in_flight, self._unexpected_ends = None, 0
 
     def _launch_next(self) -> Burst | None:
         """A burst of all running sequences for which there are blocks; the host has read all their tokens."""
         running = self.scheduler.running
-        mode = self._sampling_mode(running)
-        steps = min(1 if mode == "host" else self._most_steps, max(s.limit - s.launched for s in running))
+        launched = [s.launched for s in running]
+        mode = sampling_mode(running, self.runner.has_cut_kernels, self._intake.eos, launched)
+        left = max(s.limit - count for s, count in zip(running, launched, strict=True))
+        steps = min(1 if mode == "host" else self._next_burst, left)
         running = list(self.scheduler.reserve(steps))
         return self._launch(running, steps, mode) if running else None
 
@@ -290,34 +283,31 @@ class NativeEngine(Engine):
         scheduler = self.scheduler
         may_start = scheduler.prefilling or (scheduler.waiting and len(continuing) < scheduler.max_sequences)
         end_often = self._unexpected_ends * ROWS_PER_UNEXPECTED_END > len(continuing)
-        if not (self._ahead and mode != "host" and continuing) or may_start or end_often:
+        if mode == "host" or may_start or end_often:
             return None
-        steps = min(self._most_steps, max(s.limit - s.launched for s in continuing))
+        steps = min(self._next_burst, max(s.limit - s.launched for s in continuing))
         if not scheduler.reserve_ahead(continuing, steps):
             return None
         self.bursts_ahead += 1
         return self._launch(continuing, steps, mode, first_tokens)
 
-    @property
-    def _most_steps(self) -> int:
-        return self._first_burst if self._follows_prefill else self._burst
-
     def _launch(
         self, sequences: list[Sequence], steps: int, mode: SamplingMode, first_tokens: Collection[Burst] = ()
     ) -> Burst:
-        self._follows_prefill = False
+        self._next_burst = self._burst
         burst = self.runner.launch(sequences, steps, mode, self._intake.eos, first_tokens)
         for sequence in sequences:
             sequence.cached += steps
         return burst
 
     def _read(self, burst: Burst) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, log-probabilities and kept mass, each (steps, B), once the device is done with them."""
         if burst.done is not None:
             assert self.device_wait is not None
             self.device_wait.set()
             burst.done.synchronize()
             self.device_wait.clear()
-        return burst.read()
+        return burst.tokens_KB.numpy(), burst.logprobs_KB.numpy(), burst.kept_KB.numpy()
 
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
         """Append (K, B) sampled tokens, and finish the sequences that end with them."""
@@ -343,7 +333,7 @@ class NativeEngine(Engine):
 
     def _drop_everything(self) -> None:
         """After an error: drop all requests, so that the engine can be used again."""
-        self._discard_in_flight()
+        self._in_flight, self._unexpected_ends = None, 0
         self.scheduler.drop_all()
         self._unfinished.clear()
         self.finished.clear()

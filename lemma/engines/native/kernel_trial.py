@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from lemma.core.errors import warn
+from lemma.engines.native.cuts import Cuts
 from lemma.engines.native.noise import gumbel, row_seeds
-from lemma.engines.native.sampler import PLAIN, Cuts
+from lemma.engines.native.sampler import PLAIN
 from lemma.engines.protocol import Sampling
 from lemma.engines.sampling import cut
 from lemma.models.families import LogitMap

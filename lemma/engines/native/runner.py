@@ -11,16 +11,17 @@ from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
 
 from lemma.core.errors import warn
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
+from lemma.engines.native.cuts import Cuts
 from lemma.engines.native.noise import halves
-from lemma.engines.native.sampler import Cuts, SamplingMode, draw, draw_cut, sampling_mode, temperatures
+from lemma.engines.native.sampler import SamplingMode, draw, draw_cut, sampling_mode, temperatures
 from lemma.engines.native.sequences import Sequence
+from lemma.engines.native.step_graphs import NotCaptured, StepGraphs
 from lemma.models.adapters import fold_adapters
 from lemma.models.packing import Segments, copy_together
 from lemma.models.policy import Policy
@@ -66,7 +67,7 @@ class Batch:
         )
 
     def first(self, rows: int) -> Batch:
-        """The first rows of the same tensors."""
+        """The first rows of the same tensors, but all of the cuts: few modes read them."""
         return Batch(
             self.ids_B[:rows],
             self.positions_B[:rows],
@@ -74,7 +75,7 @@ class Batch:
             self.keys_B2[:rows],
             self.inverse_B[:rows],
             self.noisy_B[:rows],
-            self.cuts.first(rows),
+            self.cuts,
             self.step,
             self.tokens_KB[:, :rows],
             self.logprobs_KB[:, :rows],
@@ -96,10 +97,6 @@ class Burst:
     done: torch.cuda.Event | None
     first_B: torch.Tensor | None = None
 
-    def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, log-probabilities and kept mass, each (steps, B). Only valid after `done`."""
-        return self.tokens_KB.numpy(), self.logprobs_KB.numpy(), self.kept_KB.numpy()
-
 
 class Runner:
     """Runs the model; knows nothing of queues. Padding rows write to block 0, which no sequence owns."""
@@ -109,16 +106,12 @@ class Runner:
         self.cache = cache
         self.fused = fused
         self.use_graphs = use_graphs
-        self.captures = 0
         self._on_gpu = policy.device.type == "cuda"
         if fused:
             fold_adapters(policy.module)
         blocks = -(-(context + BURST) // cache.block)
         self.buffers = Batch.empty(max_rows, blocks, policy.device)
-        self._graphs: dict[tuple[SamplingMode, int], Any] = {}
-        self._logits: dict[tuple[SamplingMode, int], torch.Tensor] = {}
-        self._pool: Any = None
-        self._nothing = torch.empty(0)
+        self.graphs = StepGraphs(self._compute)
         self._cuts: bool | None = None
         # The run ids of the sequences whose state is in the buffers, and how many blocks of each are in the table.
         self._rows: list[int] = []
@@ -131,11 +124,6 @@ class Runner:
 
             self._cuts = kernels_cut(self.policy.device, self.policy.dtype, self.policy.logit_map)
         return bool(self._cuts)
-
-    def drop_graphs(self) -> None:
-        self._graphs.clear()
-        self._logits.clear()
-        self._pool = None
 
     # --- prompts -----------------------------------------------------------------------------------------------
 
@@ -152,7 +140,7 @@ class Runner:
             is_new = positions >= np.repeat([s.cached for s, _ in parts], total)
             arrays[1:3] = [places[is_new], positions[is_new]]
             arrays.append(places)
-        ids_T, slots_T, positions_T, last_B, *sources = self._to_device(*arrays)
+        ids_T, slots_T, positions_T, last_B, *sources = copy_together(arrays, self.policy.device)
         segments = Segments(tuple(new), device)
         context = PrefillContext(
             self.cache,
@@ -172,7 +160,7 @@ class Runner:
         arrays = [np.array(rows), keys, lengths, *temperatures(sequences)]
         if mode == "cut":
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
-        rows_B, keys_B2, positions_B, inverse, noisy, *cuts = self._to_device(*arrays)
+        rows_B, keys_B2, positions_B, inverse, noisy, *cuts = copy_together(arrays, self.policy.device)
         if rows != list(range(len(logits_BV))):
             logits_BV = logits_BV[rows_B]
         if mode == "host":
@@ -196,7 +184,7 @@ class Runner:
         batch = self.buffers.first(size)
         self._fill(batch, sequences, mode, eos, first_tokens)
         for number in range(steps):
-            logits_BV = self._step(batch, mode)
+            logits_BV = self._step(batch, mode) if self.use_graphs else self._compute(batch, mode)
             if mode == "host":
                 keys, positions = batch.keys_B2[:rows], batch.positions_B[:rows] + 1
                 drawn = draw_cut(logits_BV[:rows], sequences, keys, positions, number, eos, self.policy.logit_map)
@@ -240,7 +228,7 @@ class Runner:
                 self._compact(batch, [row_of[name] for name in names], mode)
             if changed := [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]]:
                 table = _table([sequences[i].blocks for i in changed])
-                rows, blocks = self._to_device(np.array(changed), table)
+                rows, blocks = copy_together([np.array(changed), table], self.policy.device)
                 batch.table_BM[rows, : table.shape[1]] = blocks
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
@@ -250,7 +238,7 @@ class Runner:
 
     def _compact(self, batch: Batch, stay: list[int], mode: SamplingMode) -> None:
         """Move the rows that stay to the front, and clear the block tables of the others."""
-        (rows,), old = self._to_device(np.array(stay)), self.buffers
+        (rows,), old = copy_together([np.array(stay)], self.policy.device), self.buffers
         kept = [old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B]
         for tensor in (*kept, *(old.cuts if mode == "cut" else ())):
             tensor[: len(stay)] = tensor[rows]
@@ -266,7 +254,7 @@ class Runner:
         unread = [row for row, s in enumerate(sequences) if s.run_id in first]
         rows, size = len(sequences), len(batch.ids_B)
         numbers = np.zeros((2, size), dtype=np.int64)
-        numbers[0, :rows] = [0 if s.run_id in first else s.last for s in sequences]
+        numbers[0, :rows] = [0 if s.run_id in first else s.newest[-1] for s in sequences]
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
         reals[:, :rows] = temperatures(sequences)
@@ -278,29 +266,23 @@ class Runner:
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
             targets += batch.cuts.first(rows)
         places = [first[sequences[row].run_id] for row in unread]
-        *values, into, taken = self._to_device(*arrays, *np.array([unread, places], dtype=np.int64))
+        arrays += [np.array(unread, dtype=np.int64), np.array(places, dtype=np.int64)]
+        *values, into, taken = copy_together(arrays, self.policy.device)
         for there, value in zip(targets, values, strict=True):
             there.copy_(value)
         if unread:
             batch.ids_B[into] = torch.cat([burst.first_B for burst in first_tokens])[taken]
         batch.step.zero_()
 
-    def _to_device(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        return copy_together(list(arrays), self.policy.device)
-
     def _step(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
-        """One token for every row, through a graph if graphs are used. Returns the logits (B, V), except for graphs
-        that sample by themselves: they keep none, so that all graphs can share the memory for them."""
-        if not self.use_graphs:
+        """One token for every row, through a graph as long as steps can be captured."""
+        try:
+            return self.graphs.replay(batch, mode)
+        except NotCaptured as error:
+            kind = type(self.policy.causal).__name__
+            warn(f"{kind} cannot be decoded through CUDA graphs ({error}); the engine does without, and is slower")
+            self.use_graphs = False
             return self._compute(batch, mode)
-        size = len(batch.ids_B)
-        name = mode, size
-        if name not in self._graphs:
-            self._try_to_capture(name, batch)
-        if not self.use_graphs:
-            return self._compute(batch, mode)
-        self._graphs[name].replay()
-        return self._logits.get(name, self._nothing)
 
     def _compute(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
         block = self.cache.block
@@ -312,7 +294,7 @@ class Runner:
         logits_BV = self._head(self.policy.hidden_cached(batch.ids_B, positions, context))
         if mode != "host":
             settings = (batch.inverse_B, batch.noisy_B, self.fused, self.policy.logit_map)
-            cuts = batch.cuts if mode == "cut" else None
+            cuts = batch.cuts.first(len(batch.ids_B)) if mode == "cut" else None
             tokens, logprobs, kept = draw(logits_BV, batch.keys_B2, positions + 1, *settings, cuts)
             batch.tokens_KB.index_copy_(0, batch.step, tokens[None])
             batch.logprobs_KB.index_copy_(0, batch.step, logprobs.float()[None])
@@ -321,48 +303,6 @@ class Runner:
             batch.positions_B.add_(1)
             batch.step.add_(1)
         return logits_BV
-
-    def _try_to_capture(self, name: tuple[SamplingMode, int], batch: Batch) -> None:
-        """Capture, or stop using graphs: some layers have sizes that depend on data on the device (a mixture's experts
-        in float32), which cannot be captured."""
-        before = [x.clone() for x in (batch.ids_B, batch.positions_B, batch.step)]
-        try:
-            self._capture(name, batch, before)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            kind = type(self.policy.causal).__name__
-            message = f"{kind} cannot be decoded through CUDA graphs ({first}); the engine does without, and is slower"
-            warn(message)
-            self.use_graphs = False
-            self.drop_graphs()
-            self._restore(batch, before)
-
-    def _capture(self, name: tuple[SamplingMode, int], batch: Batch, before: list[torch.Tensor]) -> None:
-        """Record a step as a graph. The warm-up runs advance the batch, so it is restored afterwards."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._compute(batch, name[0])
-                self._restore(batch, before)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # CUDA calls of other threads do not invalidate the capture.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits_BV = self._compute(batch, name[0])
-        if name[0] == "host":
-            self._logits[name] = logits_BV
-        self._pool = self._pool or graph.pool()
-        self._graphs[name] = graph
-        self.captures += 1
-        self._restore(batch, before)
-
-    @staticmethod
-    def _restore(batch: Batch, before: list[torch.Tensor]) -> None:
-        for tensor, value in zip((batch.ids_B, batch.positions_B, batch.step), before, strict=True):
-            tensor.copy_(value)
 
     # --- the model ---------------------------------------------------------------------------------------------
 

@@ -5,10 +5,9 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -16,60 +15,18 @@ import torch
 from lemma.engines.native.noise import gumbel, row_seeds
 from lemma.engines.native.sequences import Sequence
 from lemma.engines.protocol import Sampling
-from lemma.engines.sampling import cut, end_ids, exact, logprobs, penalise, scale
+from lemma.engines.sampling import cut, cuts_support, end_ids, exact, logprobs, penalise, scale
 from lemma.models.families import LogitMap
 from lemma.models.logprobs import map_logits
+
+if TYPE_CHECKING:
+    from lemma.engines.native.cuts import Cuts
 
 # On the device from the whole vocabulary, on the device with cuts of the support, or with the host at every step.
 SamplingMode = Literal["whole", "cut", "host"]
 PLAIN = LogitMap()
 # Maximum number of end ids per row that a kernel checks.
 ENDS = 8
-
-
-class Cuts(NamedTuple):
-    """What each row may not sample: all but the `top_k` most likely tokens (0: no limit), all beyond a mass of `top_p`,
-    tokens below the most likely by more than `min_p` (as a log), and `ends_BE` at positions before `until_B`."""
-
-    top_k_B: torch.Tensor
-    top_p_B: torch.Tensor
-    min_p_B: torch.Tensor
-    until_B: torch.Tensor
-    ends_BE: torch.Tensor
-
-    @classmethod
-    def empty(cls, rows: int, device: torch.device) -> Cuts:
-        zeros = torch.zeros(rows, dtype=torch.int64, device=device)
-        reals = torch.zeros(2, rows, dtype=torch.float32, device=device)
-        ends = torch.full((rows, ENDS), -1, dtype=torch.int64, device=device)
-        return cls(zeros, reals[0].fill_(1.0), reals[1].fill_(float("-inf")), zeros.clone(), ends)
-
-    @classmethod
-    def of(cls, sequences: Rows[Sequence], eos: int) -> Cuts:
-        """On the host. A temperature of 0 cuts nothing. End ids beyond `ENDS` are left out: the kernels are never used
-        for such a row while it may not end."""
-        samplings, which = _distinct(sequences)
-        limits = cls.empty(len(samplings), torch.device("cpu"))
-        for row, sampling in enumerate(samplings):
-            limits.limit(row, sampling)
-            if sampling.min_tokens:
-                ends = [token for token in end_ids(sampling, eos) if token >= 0][:ENDS]
-                limits.ends_BE[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64)
-        cuts = cls(*(torch.from_numpy(values.numpy()[which]) for values in limits))
-        if any(sampling.min_tokens for sampling in samplings):
-            until = [_earliest_end(sequence) for sequence in sequences]
-            cuts.until_B.copy_(torch.tensor(until, dtype=torch.int64))
-        return cuts
-
-    def limit(self, row: int, sampling: Sampling) -> None:
-        """Set the top-k, top-p and min-p of a row, unless its temperature is 0."""
-        if sampling.temperature > 0:
-            self.top_k_B[row] = sampling.top_k
-            self.top_p_B[row] = sampling.top_p
-            self.min_p_B[row] = math.log(sampling.min_p) if sampling.min_p > 0 else float("-inf")
-
-    def first(self, rows: int) -> Cuts:
-        return Cuts(*(tensor[:rows] for tensor in self))
 
 
 def draw(
@@ -147,8 +104,8 @@ def sampling_mode(
 ) -> SamplingMode:
     """How to sample the next tokens of these sequences. `kernels` says whether there are kernels that cut; `counts` are
     the tokens that the sequences will have by then, if not their current ones."""
-    samplings, which = _distinct(sequences)
-    cut_or_penalised = [s.repetition_penalty != 1.0 or (s.cuts_support and s.temperature > 0) for s in samplings]
+    samplings, which = distinct(sequences)
+    cut_or_penalised = [s.repetition_penalty != 1.0 or (cuts_support(s) and s.temperature > 0) for s in samplings]
     if not any(cut_or_penalised):
         counts = [sequence.count for sequence in sequences] if counts is None else counts
         least = np.array([sampling.min_tokens for sampling in samplings])
@@ -160,21 +117,15 @@ def sampling_mode(
 
 def temperatures(sequences: Rows[Sequence]) -> np.ndarray:
     """Two rows: 1 / temperature (1 for temperature 0), and 1 for rows with noise, 0 for greedy ones."""
-    samplings, which = _distinct(sequences)
+    samplings, which = distinct(sequences)
     pairs = [[1.0 / scale(s.temperature) for s in samplings], [float(s.temperature > 0) for s in samplings]]
     return np.array(pairs, dtype=np.float32)[:, which]
 
 
-def _distinct(sequences: Rows[Sequence]) -> tuple[list[Sampling], np.ndarray]:
+def distinct(sequences: Rows[Sequence]) -> tuple[list[Sampling], np.ndarray]:
     """The distinct settings, and the index of each sequence's. Compared by identity: equal objects count separately."""
     samplings = [sequence.request.sampling for sequence in sequences]
     numbers: dict[int, int] = {}
     which = [numbers.setdefault(id(sampling), len(numbers)) for sampling in samplings]
     there = {id(sampling): sampling for sampling in samplings}
     return [there[name] for name in numbers], np.array(which)
-
-
-def _earliest_end(sequence: Sequence) -> int:
-    """The first position at which it may end; 0 without `min_tokens`."""
-    least = sequence.request.sampling.min_tokens
-    return sequence.length - sequence.count + least if least else 0

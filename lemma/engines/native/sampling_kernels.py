@@ -15,7 +15,7 @@ from triton import knobs
 from lemma.models.kernels import tanh
 
 if TYPE_CHECKING:
-    from lemma.engines.native.sampler import Cuts
+    from lemma.engines.native.cuts import Cuts
 
 SAMPLE_BLOCK = 1024
 THRESHOLD_BLOCK = 4096

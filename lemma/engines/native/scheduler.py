@@ -173,7 +173,10 @@ class Scheduler:
         leader, pool = job.leader, self.pool
         if room < 1:
             return None
-        known = self._find(leader) if self.share_prefixes else []
+        known: list[int] = []
+        if self.share_prefixes:  # the longest cached prefix of its tokens; at least the last token is left to compute
+            pool.extend(leader.digests, leader.tokens)
+            known = pool.find(leader.digests[: (leader.length - 1) // pool.size])
         own = pool.needed(leader.length + 1) - len(known)
         spare = pool.free - pool.unowned(known) - own - self._promised
         if spare < 0:
@@ -188,11 +191,6 @@ class Scheduler:
             self.waiting.appendleft(Prefill(later[0], later[1:]))
             return None
         return fits
-
-    def _find(self, sequence: Sequence) -> list[int]:
-        """The blocks of the longest cached prefix of its tokens; at least the last token is left to compute."""
-        self.pool.extend(sequence.digests, sequence.tokens)
-        return self.pool.find(sequence.digests[: (sequence.length - 1) // self.pool.size])
 
     def prefilled(self, job: Prefill, tokens: int) -> list[tuple[int, int]]:
         """Record that tokens of a prompt are in the cache. Once it is complete, leader and followers start running;

@@ -16,8 +16,8 @@ import numpy as np
 
 from lemma.core.random import key as random_key
 from lemma.core.types import Finish
-from lemma.engines.protocol import Completion, EngineError, Request, check_request
-from lemma.engines.sampling import end_ids
+from lemma.engines.protocol import Completion, EngineError, Request
+from lemma.engines.sampling import check_request, end_ids
 from lemma.engines.stop_strings import StopTable, StopWatcher
 from lemma.models.policy import Policy
 
@@ -108,11 +108,6 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.request.prompt) + self.count
-
-    @property
-    def last(self) -> int:
-        """Its newest token; there must be one."""
-        return int(self.newest[-1])
 
     @property
     def newest(self) -> np.ndarray:

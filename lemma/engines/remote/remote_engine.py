@@ -21,13 +21,14 @@ import numpy as np
 
 from lemma.core import ranks
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, check_request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request
 from lemma.engines.remote.native_servers import NativeServers
 from lemma.engines.remote.rollout_wire import END, GENERATE, completion_of, request_as_json
 from lemma.engines.remote.served_jobs import ServedJobs
 from lemma.engines.remote.server_client import ServerReply
 from lemma.engines.remote.server_pool import Member
 from lemma.engines.remote.weights_folder import WeightsFolder
+from lemma.engines.sampling import check_request
 from lemma.models.policy import Policy
 
 WEIGHTS, PLACE = "weights for the generation servers", "the generation servers"

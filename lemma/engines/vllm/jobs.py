@@ -12,7 +12,7 @@ import numpy as np
 from lemma.core.random import key as random_key
 from lemma.core.types import Finish
 from lemma.engines.protocol import Completion, EngineError, Request
-from lemma.engines.sampling import end_ids
+from lemma.engines.sampling import cuts_support, end_ids
 from lemma.engines.stop_strings import StopWatcher
 
 ARGUMENT = "lemma"  # the extra argument of a request that carries its name and its cuts
@@ -57,7 +57,7 @@ class JobAnswer:
 def needs_cuts(job: Job) -> bool:
     """Whether Lemma's logits processor is needed; otherwise nothing is cut and the kept mass is 1."""
     sampling = job.request.sampling
-    cuts = sampling.cuts_support and sampling.temperature > 0
+    cuts = cuts_support(sampling) and sampling.temperature > 0
     return cuts or sampling.min_tokens > 0 or sampling.repetition_penalty != 1.0
 
 

@@ -6,9 +6,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request, check_request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request
 from lemma.engines.remote.weights_folder import WeightsFolder
 from lemma.engines.remote.weights_probe import ProbeScores, probe_prompt, verify
+from lemma.engines.sampling import check_request
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job
 from lemma.engines.vllm.versions import check_version
@@ -25,6 +26,7 @@ class VllmBase(Engine, ABC):
     """
 
     name = "vllm"
+    may_sleep = True
     scored: ProbeScores  # by vLLM, at the last probe
     prefix = ""  # of the names of jobs
 

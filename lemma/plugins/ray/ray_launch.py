@@ -21,7 +21,7 @@ from typing import Any
 from lemma.cluster.launching import FreshStart, progress
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
-from lemma.core.ranks import KEY_VARIABLE as RANKS_KEY
+from lemma.core.exchange import KEY_VARIABLE as RANKS_KEY
 from lemma.core.terminal import visible
 from lemma.plugins.ray.ray_actors import Home, ProcessActor
 

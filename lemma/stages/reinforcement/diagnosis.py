@@ -54,9 +54,9 @@ class Seen:
         algorithm, live = self.options.algorithm, self("groups/live", 1.0)
         if not algorithm.compares:
             return 0.0 if self("reward/commonest") > 0.99 else live
-        if algorithm.compares_traces:
-            return live  # one right sample of a teacher among wrong ones is enough
-        return min(live, self("groups/varied", 1.0))
+        varied = self("groups/varied", 1.0)
+        # With a teacher's samples in the group, one right one of those among wrong ones is enough.
+        return live if varied >= live or algorithm.compares_traces else varied
 
     @property
     def is_parsed(self) -> bool:
@@ -80,9 +80,6 @@ class Check(NamedTuple):
 
     when: Callable[[Seen], bool]
     words: Callable[[Seen], str]
-
-    def __call__(self, seen: Seen) -> str | None:
-        return self.words(seen) if self.when(seen) else None
 
 
 CHECKS = {
@@ -152,9 +149,9 @@ class Diagnosis:
         for name, check in CHECKS.items():
             if name in OF_GROUPS and len(self._recent) < (self._recent.maxlen or 1):
                 continue
-            if step - self._last.get(name, -PAUSE) >= PAUSE and (text := check(seen)) is not None:
+            if step - self._last.get(name, -PAUSE) >= PAUSE and check.when(seen):
                 self._last[name] = step
-                self._warn(f"step {step}: {text}")
+                self._warn(f"step {step}: {check.words(seen)}")
         return bottleneck(replace(seen, values=values), spent)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:

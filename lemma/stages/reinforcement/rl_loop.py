@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from lemma.algorithms import Algorithm, AlgorithmState
+from lemma.algorithms import Algorithm
 from lemma.core.faults import fault_point
 from lemma.core.files import BackgroundWork
 from lemma.core.random import permutation
@@ -24,15 +23,15 @@ from lemma.core.types import Group, write_tokens
 from lemma.engines.mismatch import MismatchLimit
 from lemma.engines.protocol import Engine
 from lemma.formats import Format
-from lemma.learning.learner import Learner, StepReport
+from lemma.learning.learner import StepReport
 from lemma.models.load_model import pick_precision
 from lemma.objectives import Totals
 from lemma.objectives.objective import count_episode_tokens
 from lemma.rollouts import Rollouts
 from lemma.rollouts.journal import tidy
-from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
+from lemma.rollouts.token_notes import NOTES, TokenNotes
 from lemma.runs.stage import Stage
-from lemma.stages.reference import ModelReference, ReferenceModel
+from lemma.stages.reference import ModelReference
 from lemma.stages.reinforcement.rl_metrics import (
     credited_metrics,
     rollout_metrics,
@@ -63,7 +62,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             with stage.clock.measure("generate"):
                 rollouts = queue.take(step)
             background.wait()
-            if not queue.is_sampling:
+            if engine.may_sleep and not queue.is_sampling:
                 engine.sleep()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
@@ -71,7 +70,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             if isinstance(parts.reference, ModelReference):
                 parts.reference.after(step)
             if notes is not None and is_leader():
-                background.submit(partial(notes.write, collector.folder.with_name(FOLDER), step, batch))
+                background.submit(partial(notes.write, collector.folder.with_name(NOTES), step, batch))
             count_tokens(stage, reports, rollouts)
             with stage.clock.measure("generate"):
                 queue.wait()
@@ -86,7 +85,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
-                background.submit(partial(tidy_files, collector.folder, step, kept, stage.store.oldest))
+                background.submit(partial(tidy, collector.folder, step, kept, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 
@@ -94,20 +93,19 @@ def learn(
     stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, batch: Sequence[Group]
 ) -> tuple[list[StepReport], TokenNotes | None]:
     """Score, assign advantages, and make all updates of a step; returns their per-token notes, if those are kept."""
-    algorithm, learner, critic = parts.algorithm, parts.learner, parts.critic
-    if algorithm.scores_first:
+    if parts.scores_first:
         with stage.clock.measure("score"):
-            add_scores(batch, algorithm, learner, parts.reference, critic)
-    algorithm.assign(batch, parts.memory)
-    worth = [group for group in batch if algorithm.needs_all_groups or has_advantage(group)]
-    if not algorithm.scores_first:
+            add_scores(batch, parts)
+    parts.algorithm.assign(batch, parts.memory)
+    worth = [group for group in batch if parts.needs_all_groups or has_advantage(group)]
+    if not parts.scores_first:
         with stage.clock.measure("score"):
-            add_scores(worth, algorithm, learner, parts.reference, critic)
+            add_scores(worth, parts)
     fault_point("rl.before_update")
     longest = options.environment.turns * parts.max_tokens
     notes = TokenNotes() if options.journal.notes else None
     with stage.clock.measure("update"):
-        reports = update(stage, step, algorithm, parts.memory, learner, critic, batch, worth, longest, notes)
+        reports = update(stage, step, parts, batch, worth, longest, notes)
     return reports, notes
 
 
@@ -121,8 +119,10 @@ def metrics_of(
 ) -> dict[str, float]:
     """All metrics of a step, except the algorithm's memory."""
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
-    values = rollout_metrics(rollouts, batch, by_verdict=by_verdict) | credited_metrics(parts.algorithm, batch)
-    values |= {"lr": parts.learner.last_rate, "epoch": parts.order.epoch} | update_metrics(reports)
+    values = rollout_metrics(rollouts, batch, by_verdict=by_verdict)
+    if type(parts.algorithm).credited is not Algorithm.credited:
+        values |= credited_metrics(parts.algorithm, batch)
+    values |= {"lr": parts.learner.last_rate, "epoch": parts.order.drawn / len(parts.tasks)} | update_metrics(reports)
     if options.rollout.lag:
         values |= staleness(rollouts, step) | sample_size(values)
     return values | {"mismatch/rounding": parts.policy.findings.rounding}
@@ -136,32 +136,20 @@ def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int,
     stage.progress(step, parts.total, f"{note_of(values)}, bottleneck {bottleneck}")
 
 
-def tidy_files(journals: Path, step: int, keep: int | None, needed_after: int) -> None:
-    """Compress and remove files of earlier steps, while the next one is sampled."""
-    tidy(journals, step, keep, needed_after)
-    tidy_notes(journals.with_name(FOLDER), step, keep, needed_after)
-
-
 # --- parts of the loop ----------------------------------------------------------------------------------
 
 
-def add_scores(
-    groups: Sequence[Group],
-    algorithm: Algorithm,
-    learner: Learner,
-    reference: ReferenceModel | None,
-    critic: Learner | None,
-) -> None:
+def add_scores(groups: Sequence[Group], parts: RlParts) -> None:
     """Scores of the tokens by the learner, the reference and the critic, before the first update on them."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not trajectories:
         return
-    if algorithm.needs_old:
-        write_tokens("old", trajectories, learner.score(trajectories))
-    if reference is not None:
-        write_tokens("reference", trajectories, reference.scores(trajectories))
-    if critic is not None:
-        write_tokens("value", trajectories, critic.score(trajectories, output="values"))
+    if parts.needs_old:
+        write_tokens("old", trajectories, parts.learner.score(trajectories))
+    if parts.reference is not None:
+        write_tokens("reference", trajectories, parts.reference.scores(trajectories))
+    if parts.critic is not None:
+        write_tokens("value", trajectories, parts.critic.score(trajectories, output="values"))
 
 
 def has_advantage(group: Group) -> bool:
@@ -171,16 +159,14 @@ def has_advantage(group: Group) -> bool:
 def update(
     stage: Stage,
     step: int,
-    algorithm: Algorithm,
-    memory: AlgorithmState,
-    learner: Learner,
-    critic: Learner | None,
+    parts: RlParts,
     batch: Sequence[Group],
     worth: Sequence[Group],
     max_tokens: int,
     notes: TokenNotes | None = None,
 ) -> list[StepReport]:
     """All updates on this batch. Groups that are skipped still count in the totals."""
+    algorithm, learner, critic = parts.algorithm, parts.learner, parts.critic
     reports: list[StepReport] = []
     computed = {id(group) for group in worth}
     count_episode_tokens([t for group in worth for t in group.trajectories if t.trained_tokens])
@@ -194,7 +180,7 @@ def update(
                     critic.pass_over(1)
                 continue
             totals = Totals.of([t for group in groups for t in group.trajectories if t.trained_tokens])
-            objective = algorithm.objective(max_tokens, memory)
+            objective = algorithm.objective(max_tokens, parts.memory)
             report = learner.step(trajectories, objective, totals, with_logprobs=notes is not None)
             if notes is not None:
                 notes.take(trajectories, report.logprobs)

@@ -26,8 +26,9 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     own = own or [s for s in rollouts.episodes if s.origin == "policy"]
     dead = rollouts.dead / max(rollouts.drawn, 1)
     draws = _by_draw(own)
-    right = [[one.right if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
+    right = [[one.verdict == "right" if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
     rewards = [{(one.reward, *one.rewards.values()) for one in draw} for draw in draws]
+    known = [sample.reward for sample in own if sample.reward is not None]
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
     values |= _samples(own)
     values |= {
@@ -38,7 +39,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         "groups/live": 1.0 - dead,
         "groups/dead": dead,
         "groups/varied": _mean([len(different) > 1 for different in rewards]),
-        "reward/commonest": _commonest([sample.reward for sample in own if sample.reward is not None]),
+        "reward/commonest": max(Counter(known).values(), default=0) / max(len(known), 1),
         "groups/all_right": _mean([all(group) for group in right]),
         "groups/none_right": _mean([not any(group) for group in right]),
         "rounds": float(rollouts.rounds),
@@ -125,7 +126,7 @@ def _surprisal(samples: Sequence[Episode]) -> float:
 def _samples(samples: Sequence[Episode]) -> dict[str, float]:
     """Numbers of these samples; nothing about right answers where no problem has a gold."""
     lengths = [float(len(sample.ids)) for sample in samples]
-    right = [sample.right for sample in samples]
+    right = [sample.verdict == "right" for sample in samples]
     graded = {
         "right": _mean(right),
         "length/right": _mean([length for length, ok in zip(lengths, right, strict=True) if ok]),
@@ -134,7 +135,7 @@ def _samples(samples: Sequence[Episode]) -> dict[str, float]:
     has_gold = not samples or any(sample.reason != "no_gold" for sample in samples)
     return (graded if has_gold else {}) | {
         "format": _mean([sample.format_ok for sample in samples]),
-        "truncated": _mean([sample.truncated for sample in samples]),
+        "truncated": _mean([sample.finish == "length" for sample in samples]),
         "length/mean": _mean(lengths),
         "length/max": max(lengths, default=0.0),
         "reasoning/present": _mean([bool(sample.reasoning and sample.reasoning.strip()) for sample in samples]),
@@ -155,11 +156,6 @@ def _by_draw(samples: Sequence[Episode]) -> list[list[Episode]]:
         if sample.reward is not None:
             draws.setdefault(sample.key[:3], []).append(sample)
     return list(draws.values())
-
-
-def _commonest(rewards: Sequence[float]) -> float:
-    """The share of the most common reward."""
-    return max(Counter(rewards).values(), default=0) / max(len(rewards), 1)
 
 
 def _mean(values: Sequence[float | bool]) -> float:

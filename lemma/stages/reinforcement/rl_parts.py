@@ -28,7 +28,8 @@ from lemma.stages.trained_prompt import Instructions, as_trained
 
 @dataclass
 class RlParts:
-    """Everything that a stage has before sampling starts. `data` is a digest of its training data."""
+    """Everything that a stage has before sampling starts. `data` is a digest of its training data; what the algorithm
+    needs (`needs_old`, `scores_first`, `needs_all_groups`) is asked once."""
 
     policy: Policy
     algorithm: Algorithm
@@ -44,6 +45,9 @@ class RlParts:
     diagnosis: Diagnosis
     benchmarks: RlBenchmarks
     data: str
+    needs_old: bool
+    scores_first: bool
+    needs_all_groups: bool
 
 
 def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> RlParts:
@@ -81,6 +85,9 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         diagnosis=Diagnosis(options, max_tokens, stage.warn, stage.taught_in),
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
         data=digest_of(tasks, max_tokens),
+        needs_old=algorithm.needs_old,
+        scores_first=algorithm.scores_first,
+        needs_all_groups=algorithm.needs_all_groups,
     )
     stage.keep("order", parts.queue)
     stage.keep("memory", parts.memory)
