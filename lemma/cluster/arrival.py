@@ -246,12 +246,6 @@ def address_of_name(master: str, port: int) -> str:
         ) from error
 
 
-def address_in_use() -> str:
-    """Where the others reach this rank, once it has arrived."""
-    interface = os.environ.get(INTERFACE, "").split(",")[0]
-    return _address_on(interface) if interface else LOCAL
-
-
 def _own_address(first: str, port: int) -> str:
     """The address from which this rank reaches the first one; no packet is sent."""
     family = socket.AF_INET6 if ":" in first else socket.AF_INET

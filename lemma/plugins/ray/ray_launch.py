@@ -48,7 +48,6 @@ class RayJobSpec:
     servers: Sequence[Sequence[str]] = ()
     stages: Sequence[str] = ()
     fresh: bool = False
-    cpus: int = 1
     module: str = "lemma"
 
 
@@ -72,11 +71,11 @@ class _Group:
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
-def launch_on_ray(spec: RayJobSpec, address: str = "auto") -> int:
+def launch_on_ray(spec: RayJobSpec) -> int:
     """Run until all ranks have ended; the exit status of the run."""
     import ray
 
-    with _connected(address):
+    with _connected():
         gpus = int(ray.cluster_resources().get("GPU", 0)) if spec.wants_gpus else 0
         count = spec.ranks or max(1, gpus - len(spec.servers))
         with _placed(spec, count, bool(gpus)) as group, _stop_asked() as asked:
@@ -86,7 +85,7 @@ def launch_on_ray(spec: RayJobSpec, address: str = "auto") -> int:
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
+def _connected() -> Iterator[None]:
     try:
         import ray
     except ImportError:
@@ -96,10 +95,10 @@ def _connected(address: str) -> Iterator[None]:
     already = ray.is_initialized()
     if not already:
         try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="lemma")
+            ray.init(address="auto", log_to_driver=False, configure_logging=False, namespace="lemma")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"there is no Ray cluster at '{address}': {str(error).splitlines()[0]}",
+                f"there is no Ray cluster: {str(error).splitlines()[0]}",
                 fix="start one with `ray start --head`, or name it: RAY_ADDRESS=HOST:6379",
             ) from None
     try:
@@ -115,7 +114,7 @@ def _placed(spec: RayJobSpec, count: int, on_gpus: bool) -> Iterator[_Group]:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundle = {"CPU": float(spec.cpus), **({"GPU": 1.0} if on_gpus else {})}
+    bundle = {"CPU": 1.0, **({"GPU": 1.0} if on_gpus else {})}
     total = count + len(spec.servers)
     placement = placement_group([bundle] * total, strategy="PACK")
     group = _Group(spec, placement)
