@@ -142,7 +142,8 @@ class Launcher:
                 in_a_row = in_a_row + 1 if now <= before else 1
                 before = max(now, before)
                 if in_a_row > self._restarts:
-                    self._say(f"error: {fall.sentence}{_again(self._restarts)}")
+                    again = f"; {self._restarts} starts in a row brought no further step" if self._restarts else ""
+                    self._say(f"error: {fall.sentence}{again}")
                     break
                 self._say(f"{fall.sentence}; starting the {self._count} ranks again ({in_a_row} of {self._restarts})")
         return 1
@@ -299,10 +300,6 @@ def _signal_name(number: int) -> str:
     with suppress(ValueError):  # most real-time signals have no name
         return signal.Signals(number).name
     return f"signal {number}"
-
-
-def _again(restarts: int) -> str:
-    return f"; {restarts} starts in a row brought no further step" if restarts else ""
 
 
 def progress(folder: Path) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.environments import Action, Environment, Observation
 from lemma.environments.openings import opened_all
-from lemma.environments.tools import ToolOptions, replied, understanding
+from lemma.environments.tools import ToolOptions, understanding
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
 from lemma.formats.encode import encode_prompt, encode_text
@@ -160,7 +160,8 @@ class Echo(Environment):
         self._reply = reply
 
     def step(self, said: Action) -> Observation:
-        return replied([self._reply] * len(said.tool_calls)) if said.tool_calls else Observation(self._reply)
+        results = (self._reply,) * len(said.tool_calls)
+        return Observation("\n".join(results), results=results) if results else Observation(self._reply)
 
     def score(self) -> Outcome:
         return Outcome(1.0, True)
