@@ -83,11 +83,11 @@ def evaluate(
     if world_size() > 1:
         check_alike(_marks(asked, identity))
     sink = sink if is_leader() else silent
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def begin() -> bool:
             claim(folder, identity)
-            held.enter_context(alone_in(folder))
+            stack.enter_context(alone_in(folder))
             return is_complete(folder)
 
         if from_leader(begin, "the folder of an evaluation"):
