@@ -175,8 +175,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _show(report: Report, folder: Path) -> None:
     from lemma.core.events import Said
-    from lemma.evaluation.results import as_markdown
-    from lemma.evaluation.terminal_table import as_table
+    from lemma.evaluation.tables import as_markdown, as_table
 
     if sys.stdout.isatty():
         sys.stdout.write(as_table(report, shutil.get_terminal_size().columns))

@@ -246,12 +246,6 @@ def address_of_name(master: str, port: int) -> str:
         ) from error
 
 
-def address_in_use() -> str:
-    """Where the others reach this rank, once it has arrived."""
-    interface = os.environ.get(INTERFACE, "").split(",")[0]
-    return _address_on(interface) if interface else LOCAL
-
-
 def _own_address(first: str, port: int) -> str:
     """The address from which this rank reaches the first one; no packet is sent."""
     family = socket.AF_INET6 if ":" in first else socket.AF_INET
@@ -310,11 +304,11 @@ def _unreached(lobby: Lobby, hosts: list[str], addresses: list[str]) -> str | No
     """Try connections between the first ranks of all machines; a sentence about one that does not come through."""
     gates = [rank for rank, address in enumerate(addresses) if addresses.index(address) == rank]
     mine, is_asked = addresses[lobby.rank], lobby.rank in gates
-    with ExitStack() as held:
+    with ExitStack() as stack:
         port = 0
         if is_asked:
             family = socket.AF_INET6 if ":" in mine else socket.AF_INET
-            door = held.enter_context(socket.create_server((mine, 0), family=family, backlog=len(gates)))
+            door = stack.enter_context(socket.create_server((mine, 0), family=family, backlog=len(gates)))
             port = door.getsockname()[1]
         ports = lobby.gather(port)
         others = [rank for rank in gates if rank != lobby.rank] if is_asked else []

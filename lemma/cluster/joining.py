@@ -60,12 +60,12 @@ def member(
     has_own_gpu = _take_gpu(place, device)
     watch = RankWatch(second, place.rank, place.size, options.patience)
     watch.start()
-    with ExitStack() as held:
-        held.callback(watch.stop)
-        # Under `accelerate launch` with FSDP, transformers would leave a model's weights out on all ranks but the first.
+    with ExitStack() as stack:
+        stack.callback(watch.stop)
+        # Under `accelerate launch` with FSDP, transformers would load weights on the first rank only.
         os.environ.pop("FSDP_CPU_RAM_EFFICIENT_LOADING", None)
         with watch.waiting("the start"):
-            held.enter_context(_reached(store, place, settings or {}, device))
+            stack.enter_context(_reached(store, place, settings or {}, device))
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
         control, carrier = dist.group.WORLD, dist.group.WORLD
         world = RankWorld(place.rank, place.size, 1, control, carrier, waiting=watch.waiting, note=watch.note, key=key)

@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from lemma.cluster.rank_end import INTERRUPTED
 from lemma.cluster.rank_watch import LOST
@@ -28,11 +28,8 @@ from lemma.core.errors import UserError
 from lemma.core.exchange import KEY_VARIABLE
 from lemma.core.terminal import visible
 
-POLL_SECONDS = 0.05
 # How long ranks may take to end once one of them ended in good order, and once one of them failed.
 LAST_SECONDS, FAILED_SECONDS = 120.0, 10.0
-# How long to look for the first cause, once one rank has died.
-CAUSE_SECONDS = 0.5
 SHOWN_LINES = 30
 # How much of what a rank has printed is looked at.
 SHOWN_BYTES = 2**16
@@ -44,10 +41,7 @@ ASIDE = ".earlier"
 class RankProcess(Protocol):
     """A process that was started, as the launcher sees it."""
 
-    pid: int
-
     def poll(self) -> int | None: ...
-    def wait(self) -> int: ...
     def send_signal(self, sig: int) -> None: ...
 
 
@@ -111,6 +105,10 @@ def is_begun_already(folder: Path) -> bool:
 class Launcher:
     """Runs `command` as `count` ranks in `folder`, a run's; `say` speaks to people."""
 
+    poll_seconds: ClassVar[float] = 0.05
+    cause_seconds: ClassVar[float] = 0.5
+    """How long to look for the first cause, once one rank has died."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -144,7 +142,8 @@ class Launcher:
                 in_a_row = in_a_row + 1 if now <= before else 1
                 before = max(now, before)
                 if in_a_row > self._restarts:
-                    self._say(f"error: {fall.sentence}{_again(self._restarts)}")
+                    again = f"; {self._restarts} starts in a row brought no further step" if self._restarts else ""
+                    self._say(f"error: {fall.sentence}{again}")
                     break
                 self._say(f"{fall.sentence}; starting the {self._count} ranks again ({in_a_row} of {self._restarts})")
         return 1
@@ -158,21 +157,12 @@ class Launcher:
             return self._wait(meeting)
         finally:
             for rank in self._ranks:
-                with suppress(ProcessLookupError):
-                    os.killpg(rank.pid, signal.SIGKILL)
-                rank.wait()
+                self.end_rank(rank)
             shutil.rmtree(meeting, ignore_errors=True)
 
     def _start(self, attempt: int, meeting: Path) -> None:
         self._ranks = []
-        threads = max(1, (os.cpu_count() or 1) // self._count)
-        key = secrets.token_hex(32)
-        for rank in range(self._count):
-            env = {"OMP_NUM_THREADS": str(threads), **os.environ}
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            env |= {"WORLD_SIZE": str(self._count), "LOCAL_WORLD_SIZE": str(self._count)}
-            env |= {"LEMMA_MEETING": str(meeting), "LEMMA_LAUNCHER": str(os.getpid()), "LEMMA_ATTEMPT": str(attempt)}
-            env |= {KEY_VARIABLE: key}
+        for rank, env in enumerate(self.environments(attempt, meeting)):
             command = [*self._command, *self._fresh.words]
             try:
                 started = self.start_rank(command, env, None if rank == 0 else meeting / f"rank-{rank}.txt")
@@ -185,6 +175,14 @@ class Launcher:
         if self._stops:  # somebody asked while there were not all of them
             self._signal(signal.SIGTERM)
 
+    def environments(self, attempt: int, meeting: Path) -> list[dict[str, str]]:
+        """The variables of each rank."""
+        threads = max(1, (os.cpu_count() or 1) // self._count)
+        shared = {"OMP_NUM_THREADS": str(threads), **os.environ, KEY_VARIABLE: secrets.token_hex(32)}
+        shared |= {"WORLD_SIZE": str(self._count), "LOCAL_WORLD_SIZE": str(self._count)}
+        shared |= {"LEMMA_MEETING": str(meeting), "LEMMA_LAUNCHER": str(os.getpid()), "LEMMA_ATTEMPT": str(attempt)}
+        return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self._count)]
+
     def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> RankProcess:
         """One rank, in a session of its own: Ctrl-C reaches it through the launcher only."""
         with open(output, "wb") if output is not None else nullcontext() as file:
@@ -192,9 +190,18 @@ class Launcher:
                 command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
 
+    def look(self) -> None:
+        """Called again and again while ranks are at work."""
+
+    def end_rank(self, rank: Any) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
+        rank.wait()
+
     def _wait(self, meeting: Path) -> RankFailure | None:
         first_end: float | None = None
         while True:
+            self.look()
             codes = [rank.poll() for rank in self._ranks]
             if any(code not in (None, 0) for code in codes):
                 return self._fall(meeting)
@@ -205,22 +212,22 @@ class Launcher:
                 if time.monotonic() - first_end > LAST_SECONDS:
                     late = codes.index(None)
                     return RankFailure(late, 1, f"rank {late} did not end within {LAST_SECONDS:.0f} s after the others")
-            time.sleep(POLL_SECONDS)
+            time.sleep(self.poll_seconds)
 
     def _fall(self, meeting: Path) -> RankFailure:
         """The first cause among ranks that ended badly: a mistake of the user, a signal, an error; then lost ones."""
-        until = time.monotonic() + CAUSE_SECONDS
+        until = time.monotonic() + self.cause_seconds
         while time.monotonic() < until or self._is_leader_about_to_speak(until):
             if all(rank.poll() is not None for rank in self._ranks):
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(self.poll_seconds)
         codes = [rank.poll() for rank in self._ranks]
         bad = {rank: code for rank, code in enumerate(codes) if code not in (None, 0)}
         for wanted in (USER_ERROR, INTERRUPTED):
             if wanted in bad.values():
                 rank = next(rank for rank, code in bad.items() if code == wanted)
                 told = codes[0] == wanted  # by the first rank, which has the terminal
-                return RankFailure(rank, wanted, "" if told else self._last_words(meeting, rank))
+                return RankFailure(rank, wanted, "" if told else self.last_words(meeting, rank))
         gone = [rank for rank, code in enumerate(codes) if code == 0]
         if gone and set(bad.values()) == {LOST}:
             return RankFailure(
@@ -231,18 +238,21 @@ class Launcher:
         rank, code = next(iter((signals or errors or bad).items()))
         assert code is not None
         if code < 0:
-            return RankFailure(rank, code, f"rank {rank} was killed by {_signal_name(-code)}")
-        words = self._last_words(meeting, rank)
+            return RankFailure(rank, code, f"{self.name_of(rank)} was killed by {_signal_name(-code)}")
+        words = self.last_words(meeting, rank)
         if code != LOST:
             self._show(meeting, rank)
-        return RankFailure(rank, code, words or f"rank {rank} ended with code {code}")
+        return RankFailure(rank, code, words or f"{self.name_of(rank)} ended with code {code}")
 
     def _is_leader_about_to_speak(self, since: float) -> bool:
         """Where another rank found a mistake of the user, the first one, which has the terminal, may say it."""
         found = any(rank.poll() == USER_ERROR for rank in self._ranks)
         return found and self._ranks[0].poll() is None and time.monotonic() - since < FAILED_SECONDS
 
-    def _last_words(self, meeting: Path, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
+        return f"rank {rank}"
+
+    def last_words(self, meeting: Path, rank: int) -> str:
         for path in (meeting / f"said-{rank}", meeting / f"rank-{rank}.txt"):
             with suppress(OSError):
                 lines = [line.strip() for line in _end_of(path).splitlines() if line.strip()]
@@ -290,10 +300,6 @@ def _signal_name(number: int) -> str:
     with suppress(ValueError):  # most real-time signals have no name
         return signal.Signals(number).name
     return f"signal {number}"
-
-
-def _again(restarts: int) -> str:
-    return f"; {restarts} starts in a row brought no further step" if restarts else ""
 
 
 def progress(folder: Path) -> tuple[int, int]:

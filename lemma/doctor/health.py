@@ -158,7 +158,7 @@ def check_hub() -> HealthFinding:
     """Where models and data sets come from: the environment variables that decide it, and whether the hub answers."""
     endpoint = os.environ.get("HF_ENDPOINT")
     detail = f"HF_ENDPOINT is {endpoint}" if endpoint else "the usual endpoint"
-    switched_off = [name for name in SWITCHES if _on(name)]
+    switched_off = [name for name in SWITCHES if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         return HealthFinding(
             "hub", "broken", detail, "HF_ENDPOINT must begin with http:// or https://; change or unset it"
@@ -169,10 +169,6 @@ def check_hub() -> HealthFinding:
         fix = "models and data must be on this machine, or HF_ENDPOINT must name a mirror that can be reached"
         return HealthFinding("hub", "missing", f"{detail}; it does not answer", fix)
     return HealthFinding("hub", "ok", f"{detail}; it answers")
-
-
-def _on(variable: str) -> bool:
-    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def examine(runs: Path, *, deep: bool = False, parts: Sequence[CheckedPart] | None = None) -> list[HealthFinding]:

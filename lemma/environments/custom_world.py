@@ -80,21 +80,30 @@ class CustomWorld(EnvironmentOptions):
         return self.worker_calls or (ASYNC_CALLS if self.keeps_time else 1)
 
     def check(self) -> None:
-        world_class = load_class(self.class_)
-        try:
-            inspect.signature(world_class).bind(**self.options)
-        except TypeError as error:
-            raise UserError(
-                f"class {world_class.__name__} does not take these options: {error}", file=file_of(self.class_),
-                fix="change `options` of the environment, or what the class takes",
-            ) from error  # fmt: skip
+        check_takes(self.class_, self.options)
+
+
+def check_takes(place: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that a class does not take."""
+    world_class = load_class(place)
+    try:
+        inspect.signature(world_class).bind(**options)
+    except TypeError as error:
+        raise UserError(
+            f"class {world_class.__name__} does not take these options: {error}", file=file_of(place),
+            fix="change `options` of the environment, or what the class takes",
+        ) from error  # fmt: skip
 
 
 def load_class(place: str) -> Any:
-    """The class that `path.py:Name` names."""
+    return load_named(place, "class", "class: my_world.py:Guess")
+
+
+def load_named(place: str, kind: Literal["class", "function"], example: str, hint: str | None = None) -> Any:
+    """The class or function that `path.py:Name` names."""
     if not is_place(place):
-        raise UserError(f"'{place}' names no class in a file", fix="write for example `class: my_world.py:Guess`")
+        raise UserError(f"'{place}' names no {kind} in a file", fix=f"write for example `{example}`")
     loaded = load_place(place)
-    if not isinstance(loaded, type):
-        raise UserError(f"'{place.rpartition(':')[2]}' is not a class", file=file_of(place))
+    if isinstance(loaded, type) != (kind == "class") or not callable(loaded):
+        raise UserError(f"'{place.rpartition(':')[2]}' is not a {kind}", file=file_of(place), fix=hint)
     return loaded

@@ -33,7 +33,7 @@ class EnvFailure(Exception):
 class EnvHandle:
     """One environment as its episode sees it: one call at a time, each to be awaited; always `leave` it.
 
-    `said` and `heard` are the turns and replies for replaying and checking a fresh environment.
+    `actions` and `observations` are for replaying and checking a fresh environment.
     """
 
     pool: EnvPool
@@ -42,11 +42,11 @@ class EnvHandle:
     seed: int
     seconds: float = 0.0
     """Time that its calls took."""
-    said: list[Action] = field(default_factory=list)
-    heard: list[Observation] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     call: Call | None = None
-    saying: Action | None = None
-    home: EnvWorker | None = None
+    action: Action | None = None
+    worker: EnvWorker | None = None
     breaks: int = 0
     lost_replays: int = 0
     is_alone: bool = False
@@ -59,7 +59,7 @@ class EnvHandle:
         return self.pool.call(self, "reset")
 
     def step(self, action: Action) -> Awaitable[Observation]:
-        self.saying = action
+        self.action = action
         return self.pool.call(self, "step")
 
     def score(self) -> Awaitable[Outcome]:
@@ -91,23 +91,23 @@ class Flight:
 class EnvWorker:
     """One process with the environments in it: a worker, or the trainer itself."""
 
-    def __init__(self, worker: WorkerProcess | None):
-        self.worker = worker
+    def __init__(self, child: WorkerProcess | None):
+        self.child = child
         self.started = time.monotonic()
-        self.holds: dict[int, EnvHandle] = {}
+        self.environments: dict[int, EnvHandle] = {}
         self.queue: deque[EnvHandle] = deque()
         self.flights: dict[int, Flight] = {}
 
     @property
     def is_ready(self) -> bool:
-        return self.worker is None or self.worker.is_ready
+        return self.child is None or self.child.is_ready
 
     def late(self, now: float, was_away: bool) -> set[int]:
         """Numbers of the environments whose deadlines have passed. If an answer may be waiting unread, because the
         workers were not polled, or is being received, its deadline is extended."""
-        is_coming = self.worker is not None and self.worker.is_speaking
-        if self.worker is not None:
-            self.worker.is_speaking = False
+        is_coming = self.child is not None and self.child.is_speaking
+        if self.child is not None:
+            self.child.is_speaking = False
         late = {number: flight for number, flight in self.flights.items() if flight.deadline <= now}
         for number, flight in list(late.items()):
             if is_coming or (was_away and not flight.is_spared):
@@ -117,4 +117,4 @@ class EnvWorker:
 
     @property
     def load(self) -> int:
-        return len(self.holds) + len(self.queue)
+        return len(self.environments) + len(self.queue)

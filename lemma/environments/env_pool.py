@@ -1,8 +1,8 @@
 """The environments of all episodes, in worker processes or here, and what happens when one breaks.
 
 A call that kills its worker or runs past its deadline costs the worker, not the episodes: each is replayed in a fresh
-world, from the policy's turns, when it is needed next. The call itself gets one more try, alone in its worker. If it
-breaks the world again, the action counts as wrong; if a replay gives different replies, the outcome is unknown.
+environment, from the policy's turns, when it is needed next. The call itself gets one more try, alone in its worker. If
+it breaks the environment again, the action counts as wrong; if a replay gives other replies, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lemma.environments.worker_process import WorkerLost, WorkerProcess
 START_SECONDS = 120.0
 # If the workers were not polled for this long, answers may be waiting unread.
 AWAY_SECONDS = 0.5
-# Time limit for closing all worlds at the end.
+# Time limit for closing all environments at the end.
 LAST_SECONDS = 3.0
 # Failed starts in a row after which the run stops.
 STARTS = 3
@@ -43,14 +43,14 @@ class EnvPool:
         self._deadlines = options.deadlines
         self._at_once = options.calls_at_once if options.workers else 1
         self._count = 0
-        self._homes: list[EnvWorker] = []
+        self._workers: list[EnvWorker] = []
         self._server = EnvServer(options)
         self._failed_starts = 0
         self._looked = time.monotonic()
         self._grace = GRACE_SECONDS if options.keeps_time else 0.0
         self._selector = selectors.DefaultSelector()
         self.lost = self.replayed = 0
-        """Lost workers and replayed worlds since the start."""
+        """Lost workers and replayed environments since the start."""
         _all.add(self)
 
     # --- calls ---------------------------------------------------------------------------------------------------
@@ -70,14 +70,14 @@ class EnvPool:
         handle.is_left = True
         if handle.result is not None and not handle.result.done():
             handle.result.cancel()
-        if handle.call is None and handle.home is not None:
+        if handle.call is None and handle.worker is not None:
             self._ask(handle, "close")
 
     def poll(self) -> None:
         """Send what can be sent, and take the answers that are there; waits for nothing."""
-        for home in list(self._homes):
-            self._send(home)
-        if any(home.queue or home.flights for home in self._homes):
+        for worker in list(self._workers):
+            self._send(worker)
+        if any(worker.queue or worker.flights for worker in self._workers):
             while self._listen(0.0):
                 pass
 
@@ -97,79 +97,79 @@ class EnvPool:
         self._enqueue(handle)
 
     def _enqueue(self, handle: EnvHandle) -> None:
-        home = handle.home if handle.home is not None else self._choose()
-        home.queue.append(handle)
-        self._send(home)
+        worker = handle.worker if handle.worker is not None else self._choose()
+        worker.queue.append(handle)
+        self._send(worker)
 
     def _choose(self) -> EnvWorker:
         """The least loaded worker, or a new one."""
         wanted = self._options.workers
-        best = min(self._homes, key=lambda home: home.load, default=None)
-        if best is None or (best.load and len(self._homes) < wanted):
-            best = self._new_home()
+        best = min(self._workers, key=lambda worker: worker.load, default=None)
+        if best is None or (best.load and len(self._workers) < wanted):
+            best = self._new_worker()
         return best
 
-    def _new_home(self) -> EnvWorker:
-        worker = WorkerProcess(self._options) if self._options.workers else None
-        home = EnvWorker(worker)
-        self._homes.append(home)
-        if worker is not None:
-            self._selector.register(worker.hearing, selectors.EVENT_READ, home)
-            self._write(home)
-        return home
+    def _new_worker(self) -> EnvWorker:
+        child = WorkerProcess(self._options) if self._options.workers else None
+        worker = EnvWorker(child)
+        self._workers.append(worker)
+        if child is not None:
+            self._selector.register(child.hearing, selectors.EVENT_READ, worker)
+            self._write(worker)
+        return worker
 
-    def _send(self, home: EnvWorker) -> None:
+    def _send(self, worker: EnvWorker) -> None:
         """Send only what the worker can start immediately, so that deadlines count from now."""
-        while home.queue and home.is_ready and len(home.flights) < self._at_once:
-            handle = home.queue[0]
-            alone = handle.is_alone or any(flight.handle.is_alone for flight in home.flights.values())
-            if alone and home.flights:
+        while worker.queue and worker.is_ready and len(worker.flights) < self._at_once:
+            handle = worker.queue[0]
+            alone = handle.is_alone or any(flight.handle.is_alone for flight in worker.flights.values())
+            if alone and worker.flights:
                 return
-            home.queue.popleft()
-            self._dispatch(home, handle)
+            worker.queue.popleft()
+            self._dispatch(worker, handle)
 
-    def _dispatch(self, home: EnvWorker, handle: EnvHandle) -> None:
+    def _dispatch(self, worker: EnvWorker, handle: EnvHandle) -> None:
         call, now = handle.call, time.monotonic()
         assert call is not None
         opening = None
         seconds = CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call)
-        if handle.home is not home:
-            opening = Opening(handle.problem, handle.seed, tuple(handle.said))
+        if handle.worker is not worker:
+            opening = Opening(handle.problem, handle.seed, tuple(handle.actions))
             if call != "reset":
-                seconds = self._deadlines.reset + self._deadlines.step * len(handle.said)
+                seconds = self._deadlines.reset + self._deadlines.step * len(handle.actions)
                 self.replayed += 1
-            handle.home = home
-            home.holds[handle.number] = handle
+            handle.worker = worker
+            worker.environments[handle.number] = handle
         seconds += self._grace
         replays = opening is not None and call != "reset"
-        home.flights[handle.number] = Flight(handle, now, now + seconds, replays)
-        order = EnvOrder(handle.number, call, handle.saying if call == "step" else None, opening)
-        if home.worker is None:
-            self._server.perform(order, lambda answer: self._hear(home, answer))
+        worker.flights[handle.number] = Flight(handle, now, now + seconds, replays)
+        order = EnvOrder(handle.number, call, handle.action if call == "step" else None, opening)
+        if worker.child is None:
+            self._server.perform(order, lambda answer: self._hear(worker, answer))
         else:
             try:
-                home.worker.send(order)
+                worker.child.send(order)
             except WorkerLost as lost:
-                self._lose(home, str(lost))
+                self._lose(worker, str(lost))
                 return
-            self._watch_writing(home)
+            self._watch_writing(worker)
 
-    def _write(self, home: EnvWorker) -> None:
-        assert home.worker is not None
+    def _write(self, worker: EnvWorker) -> None:
+        assert worker.child is not None
         try:
-            home.worker.write()
+            worker.child.write()
         except WorkerLost as lost:
-            self._lose(home, str(lost))
+            self._lose(worker, str(lost))
             return
-        self._watch_writing(home)
+        self._watch_writing(worker)
 
-    def _watch_writing(self, home: EnvWorker) -> None:
-        assert home.worker is not None
-        is_watched = home.worker.sending in self._selector.get_map()
-        if home.worker.out and not is_watched:
-            self._selector.register(home.worker.sending, selectors.EVENT_WRITE, home)
-        elif not home.worker.out and is_watched:
-            self._selector.unregister(home.worker.sending)
+    def _watch_writing(self, worker: EnvWorker) -> None:
+        assert worker.child is not None
+        is_watched = worker.child.sending in self._selector.get_map()
+        if worker.child.out and not is_watched:
+            self._selector.register(worker.child.sending, selectors.EVENT_WRITE, worker)
+        elif not worker.child.out and is_watched:
+            self._selector.unregister(worker.child.sending)
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
@@ -177,55 +177,55 @@ class EnvPool:
         """Process what has arrived, waiting at most `wait` seconds; whether anything happened."""
         now = time.monotonic()
         was_away = now - self._looked > AWAY_SECONDS
-        limits = [flight.deadline for home in self._homes for flight in home.flights.values()]
-        limits += [home.started + START_SECONDS for home in self._homes if not home.is_ready]
+        limits = [flight.deadline for worker in self._workers for flight in worker.flights.values()]
+        limits += [worker.started + START_SECONDS for worker in self._workers if not worker.is_ready]
         wait = min([wait, *(max(0.0, limit - now) for limit in limits)])
         events = self._selector.select(wait)
         for key, mask in events:
-            home: EnvWorker = key.data
-            if home in self._homes:
+            worker: EnvWorker = key.data
+            if worker in self._workers:
                 if mask & selectors.EVENT_WRITE:
-                    self._write(home)
+                    self._write(worker)
                 elif mask & selectors.EVENT_READ:
-                    self._read(home)
+                    self._read(worker)
         self._looked = time.monotonic()
         return self._end_overdue(was_away) or bool(events)
 
-    def _read(self, home: EnvWorker) -> None:
-        assert home.worker is not None
+    def _read(self, worker: EnvWorker) -> None:
+        assert worker.child is not None
         try:
-            for answer in home.worker.read():
-                self._hear(home, answer)
-                if home not in self._homes:  # it was found dead on the way
+            for answer in worker.child.read():
+                self._hear(worker, answer)
+                if worker not in self._workers:  # it was found dead on the way
                     return
         except WorkerLost as lost:
-            self._lose(home, str(lost))
+            self._lose(worker, str(lost))
         else:
-            if home.is_ready:
+            if worker.is_ready:
                 self._failed_starts = 0
 
-    def _hear(self, home: EnvWorker, answer: EnvAnswer) -> None:
-        flight = home.flights.get(answer.env)
+    def _hear(self, worker: EnvWorker, answer: EnvAnswer) -> None:
+        flight = worker.flights.get(answer.env)
         if flight is None:
             return
         handle = flight.handle
         if answer.kind == "replayed":
-            self._compare(home, flight, answer.value)
+            self._compare(worker, flight, answer.value)
             return
-        del home.flights[handle.number]
+        del worker.flights[handle.number]
         handle.seconds += answer.seconds
         call, handle.call = handle.call, None
         if answer.kind == "given":
             if call == "step":
-                assert handle.saying is not None
-                handle.said.append(handle.saying)
-                handle.heard.append(answer.value)
+                assert handle.action is not None
+                handle.actions.append(handle.action)
+                handle.observations.append(answer.value)
             if call == "close":
-                self._forget(home, handle)
+                self._forget(worker, handle)
             handle.is_alone = False
             self._finish(handle, call, answer.value)
             return
-        self._forget(home, handle)
+        self._forget(worker, handle)
         if answer.kind in ("wrong", "refused"):
             raise UserError(answer.value, fix=_FIX if answer.kind == "wrong" else None)
         if answer.kind == "gone":
@@ -234,27 +234,27 @@ class EnvPool:
         else:
             self._finish(handle, call, EnvFailure(f"the environment failed: {answer.value}"))
 
-    def _compare(self, home: EnvWorker, flight: Flight, heard: tuple[Observation, ...]) -> None:
-        """Check the replies of a replayed world; the call itself follows, with its own deadline."""
+    def _compare(self, worker: EnvWorker, flight: Flight, observations: tuple[Observation, ...]) -> None:
+        """Check the replies of a replayed environment; the call itself follows, with its own deadline."""
         handle = flight.handle
         call = handle.call
-        if list(heard) == handle.heard and call is not None:
+        if list(observations) == handle.observations and call is not None:
             flight.replays = False
             seconds = CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call)
             flight.began = time.monotonic()
             flight.deadline = flight.began + seconds + self._grace
             return
-        # The answer to the call itself comes from a diverged world: wait for it and drop it.
+        # The answer to the call itself comes from a diverged environment: wait for it and drop it.
         stray = replace(handle, is_left=True)
-        flight.handle = home.holds[handle.number] = stray
+        flight.handle = worker.environments[handle.number] = stray
         flight.replays, flight.deadline = False, time.monotonic() + max(self._deadlines.step, self._deadlines.score)
         self._count += 1
-        handle.number, handle.home, handle.call = self._count, None, None
+        handle.number, handle.worker, handle.call = self._count, None, None
         self._finish(handle, call, EnvFailure("the environment answered differently when it was played again"))
 
     def _finish(self, handle: EnvHandle, call: Call | None, value: Any) -> None:
         if handle.is_left and call != "close":
-            if handle.home is not None:
+            if handle.worker is not None:
                 self._ask(handle, "close")
         elif handle.result is not None and not handle.result.done():
             if isinstance(value, EnvFailure):
@@ -267,34 +267,34 @@ class EnvPool:
     def _end_overdue(self, was_away: bool) -> bool:
         """Kill every worker with a call past its deadline, or that does not start."""
         now, was_any = time.monotonic(), False
-        for home in list(self._homes):
-            late = home.late(now, was_away)
-            if late or (not home.is_ready and home.started + START_SECONDS <= now):
-                self._lose(home, "it does not answer", late)
+        for worker in list(self._workers):
+            late = worker.late(now, was_away)
+            if late or (not worker.is_ready and worker.started + START_SECONDS <= now):
+                self._lose(worker, "it does not answer", late)
                 was_any = True
         return was_any
 
-    def _lose(self, home: EnvWorker, why: str, late: set[int] | None = None) -> None:
+    def _lose(self, worker: EnvWorker, why: str, late: set[int] | None = None) -> None:
         """Drop a worker. If it died, any of its running calls may be the cause, so each is retried alone."""
-        assert home.worker is not None
-        self._homes.remove(home)
-        for channel in (home.worker.hearing, home.worker.sending):
+        assert worker.child is not None
+        self._workers.remove(worker)
+        for channel in (worker.child.hearing, worker.child.sending):
             if channel in self._selector.get_map():
                 self._selector.unregister(channel)
-        home.worker.end()
-        flights, queue = list(home.flights.values()), list(home.queue)
-        home.queue.clear()
-        for handle in home.holds.values():
-            handle.home = None
+        worker.child.end()
+        flights, queue = list(worker.flights.values()), list(worker.queue)
+        worker.queue.clear()
+        for handle in worker.environments.values():
+            handle.worker = None
         self.lost += 1
-        if not home.is_ready:
+        if not worker.is_ready:
             self._failed_starts += 1
             if self._failed_starts >= STARTS:
                 name = self._options.name
                 raise UserError(f"workers of environment {name} do not start ({why})", fix="`workers: 0` shows more")
-        elif any(flight.handle.call != "close" for flight in flights) or len(home.holds) > len(flights):
+        elif any(flight.handle.call != "close" for flight in flights) or len(worker.environments) > len(flights):
             text = f"a worker of environment {self._options.name} was lost ({why}) and is replaced"
-            warn(f"{text}; {len(home.holds)} episodes are played again")
+            warn(f"{text}; {len(worker.environments)} episodes are played again")
         for flight in flights:
             handle = flight.handle
             handle.seconds += time.monotonic() - flight.began
@@ -314,7 +314,7 @@ class EnvPool:
                 self._enqueue(handle)
 
     def _broke(self, handle: EnvHandle, why: str, in_replay: bool) -> None:
-        """A call broke its world: one more try in a fresh one, or a failure if it was the last try."""
+        """A call broke its environment: one more try in a fresh one, or a failure if it was the last try."""
         call = handle.call
         if handle.is_left:
             handle.call = None
@@ -332,42 +332,42 @@ class EnvPool:
         else:
             self._finish(handle, call, EnvFailure(f"`{call}` broke the environment twice: {why}"))
 
-    def _forget(self, home: EnvWorker, handle: EnvHandle) -> None:
-        """The world no longer exists."""
-        home.holds.pop(handle.number, None)
-        handle.home = None
+    def _forget(self, worker: EnvWorker, handle: EnvHandle) -> None:
+        """The environment no longer exists."""
+        worker.environments.pop(handle.number, None)
+        handle.worker = None
 
     # --- ending --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close every world within a time limit, and end every worker."""
+        """Close every environment within a time limit, and end every worker."""
         if os.getpid() != self._owner:
             return
         _shared.pop(self._key, None)
-        for home in self._homes:
-            for handle in [*home.holds.values(), *home.queue]:
-                if handle.call is not None and handle in home.queue:
-                    home.queue.remove(handle)
+        for worker in self._workers:
+            for handle in [*worker.environments.values(), *worker.queue]:
+                if handle.call is not None and handle in worker.queue:
+                    worker.queue.remove(handle)
                     handle.call = None
                 self.leave(handle)
         until = time.monotonic() + LAST_SECONDS
-        while any(home.queue or home.flights for home in self._homes) and time.monotonic() < until:
+        while any(worker.queue or worker.flights for worker in self._workers) and time.monotonic() < until:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LemmaWarning)
                 self._listen(until - time.monotonic())
-                for home in list(self._homes):
-                    self._send(home)
-        for home in self._homes:
-            if home.worker is not None:
-                home.worker.end()
-        self._homes = []
+                for worker in list(self._workers):
+                    self._send(worker)
+        for worker in self._workers:
+            if worker.child is not None:
+                worker.child.end()
+        self._workers = []
         self._server.close()
 
     def _after_fork(self) -> None:
-        for home in self._homes:
-            if home.worker is not None:
-                home.worker.forget()
-        self._homes = []
+        for worker in self._workers:
+            if worker.child is not None:
+                worker.child.forget()
+        self._workers = []
 
     @classmethod
     def of(cls, options: EnvironmentOptions) -> EnvPool:

@@ -33,7 +33,7 @@ class Opening:
 
     problem: Problem
     seed: int
-    said: tuple[Action, ...] = ()
+    actions: tuple[Action, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class EnvOrder:
 
     env: int
     call: Call
-    said: Action | None = None
+    action: Action | None = None
     opening: Opening | None = None
 
 
@@ -111,18 +111,18 @@ class EnvServer:
         env = self._envs[order.env]
         if order.call == "score":
             return outcome_of(self._caller.call(env.score, seconds=self._deadlines.score), env)
-        assert order.call == "step" and order.said is not None
-        return self._reply(env, order.said)
+        assert order.call == "step" and order.action is not None
+        return self._reply(env, order.action)
 
     def _open(self, number: int, opening: Opening) -> tuple[tuple[Message, ...], tuple[Observation, ...]]:
         self._leave(number)
         env = self._envs[number] = self._options.make()
         given = self._caller.call(env.reset, opening.problem, opening.seed, seconds=self._deadlines.reset)
         messages = messages_of(given, env)
-        return messages, tuple(self._reply(env, said) for said in opening.said)
+        return messages, tuple(self._reply(env, action) for action in opening.actions)
 
-    def _reply(self, env: Environment, said: Action) -> Observation:
-        given = self._caller.call(env.step, said, seconds=self._deadlines.step)
+    def _reply(self, env: Environment, action: Action) -> Observation:
+        given = self._caller.call(env.step, action, seconds=self._deadlines.step)
         return reply_of(given, env, CHARACTERS * self._options.reply_tokens)
 
     def _leave(self, number: int, seconds: float = CLOSE_SECONDS) -> None:
@@ -203,11 +203,11 @@ def _words(error: BaseException) -> str:
 
 
 def order_from(row: Mapping[str, Any]) -> EnvOrder:
-    said, opening = row["said"], row["opening"]
+    action, opening = row["action"], row["opening"]
     if opening is not None:
-        turns = tuple(map(_action, opening["said"]))
+        turns = tuple(map(_action, opening["actions"]))
         opening = Opening(problem_from(opening["problem"]), opening["seed"], turns)
-    return EnvOrder(row["env"], row["call"], None if said is None else _action(said), opening)
+    return EnvOrder(row["env"], row["call"], None if action is None else _action(action), opening)
 
 
 def answer_from(row: Mapping[str, Any]) -> EnvAnswer:

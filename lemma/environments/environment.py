@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from lemma.config import Options
-from lemma.core.async_calls import Caller
 from lemma.core.types import Finish, Message, Outcome, Problem
 
 if TYPE_CHECKING:
@@ -136,6 +135,9 @@ class EnvironmentOptions(Options):
     is_graded: ClassVar[bool] = False
     """Whether the stage's rewards judge what was said last, as without an environment; `score` is not called."""
 
+    says_first: ClassVar[bool] = True
+    """Whether `reset` may have something to say before the first turn: then each problem is begun once to hear it."""
+
     @property
     def is_scored_by_itself(self) -> bool:
         """Whether the environment says what was a success, and no grader does."""
@@ -158,16 +160,6 @@ class EnvironmentOptions(Options):
     def make(self) -> Environment:
         """A world for one episode."""
         raise NotImplementedError
-
-    def opened(self, problem: Problem, seed: int) -> Problem:
-        """The problem with the environment's messages before the first turn."""
-        world = self.make()
-        with Caller() as caller:
-            try:
-                messages = tuple(caller.call(world.reset, problem, seed) or ())
-            finally:
-                caller.call(world.close)
-        return self.introduced(problem, messages)
 
     def introduced(self, problem: Problem, messages: Sequence[Message]) -> Problem:
         """The problem with the messages of `reset`."""
@@ -258,12 +250,11 @@ class SingleTurn(EnvironmentOptions):
     turns: int = Field(1, ge=1, le=1)
     """Always 1."""
 
+    says_first: ClassVar[bool] = False
+
     @property
     def is_single_turn(self) -> bool:
         return True
-
-    def opened(self, problem: Problem, seed: int) -> Problem:
-        return problem
 
 
 @dataclass(frozen=True, slots=True)

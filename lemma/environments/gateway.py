@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from lemma.config.registry import file_of, is_place, load_place
+from lemma.config.registry import file_of
 from lemma.core.errors import UserError
-from lemma.core.types import Problem
 from lemma.environments.agent_pool import AgentPool
+from lemma.environments.custom_world import load_named
 from lemma.environments.environment import EnvironmentOptions
 
 WITHOUT_EFFECT = ("reset_seconds", "step_seconds", "score_seconds", "limit_reward")
@@ -21,7 +21,7 @@ AGENTS = 64
 class Gateway(EnvironmentOptions):
     """Each episode runs an agent, whose calls to the model are its turns."""
 
-    is_stepped = False
+    is_stepped = says_first = False
 
     name: Literal["gateway"] = "gateway"
     """An agent that calls the model through an OpenAI client."""
@@ -64,16 +64,11 @@ class Gateway(EnvironmentOptions):
     def calls_at_once(self) -> int:
         return self.worker_calls or AGENTS
 
-    def opened(self, problem: Problem, seed: int) -> Problem:
-        """The agent starts the conversation."""
-        return problem
-
     def check(self) -> None:
         if self.agent is not None:
-            function = load_function(self.agent, "agent: my_agent.py:solve")
-            _check_takes(function, self.agent, ("problem", "base_url", "api_key"), self.options)
+            _check_takes(self.agent, "agent: my_agent.py:solve", ("problem", "base_url", "api_key"), self.options)
         if self.score is not None:
-            _check_takes(load_function(self.score, "score: my_agent.py:score"), self.score, ("problem", "result"), {})
+            _check_takes(self.score, "score: my_agent.py:score", ("problem", "result"), {})
 
     def pool(self) -> AgentPool:
         """The processes of the agents; they stay from step to step, until `close`."""
@@ -87,18 +82,8 @@ class Gateway(EnvironmentOptions):
             self._pool.close()
 
 
-def load_function(place: str, example: str) -> Any:
-    """The function that `path.py:name` names."""
-    if not is_place(place):
-        raise UserError(f"'{place}' names no function in a file", fix=f"write for example `{example}`")
-    function = load_place(place)
-    if not callable(function):
-        raise UserError(f"'{place.rpartition(':')[2]}' is not a function", file=file_of(place))
-    return function
-
-
-def _check_takes(function: Any, place: str, names: tuple[str, ...], options: dict[str, Any]) -> None:
-    signature = inspect.signature(function)
+def _check_takes(place: str, example: str, names: tuple[str, ...], options: dict[str, Any]) -> None:
+    signature = inspect.signature(load_named(place, "function", example))
     seed = {"seed": 0} if "seed" in signature.parameters else {}
     try:
         signature.bind(*names, **{**seed, **options})

@@ -19,10 +19,10 @@ AT_ONCE = 4
 
 def opened_all(options: EnvironmentOptions, problems: Sequence[Problem], seed: int) -> list[Problem]:
     """The problems as their environment opens them. A problem that cannot be started raises UserError."""
-    if options.workers == 0 or type(options).opened is not EnvironmentOptions.opened:
-        return [_opened_here(options, problem, seed) for problem in problems]
+    if not options.says_first:
+        return [options.introduced(problem, ()) for problem in problems]
     pool = EnvPool.of(options)
-    most = options.episodes or options.workers * max(options.calls_at_once, AT_ONCE)
+    most = options.episodes or max(options.workers, 1) * max(options.calls_at_once, AT_ONCE)
     opened: list[Problem] = list(problems)
 
     async def open_every(places: Iterator[int]) -> None:
@@ -46,25 +46,12 @@ async def _opened(pool: EnvPool, options: EnvironmentOptions, problem: Problem, 
     try:
         return options.introduced(problem, await env.reset())
     except EnvFailure as failure:
-        raise _cannot_begin(options, problem, failure.reason) from None
+        raise UserError(
+            f"environment {options.name} cannot begin problem {problem.id}: {failure.reason}",
+            fix="repair its `reset`, or the row of the data",
+        ) from None
     finally:
         await env.left()
-
-
-def _opened_here(options: EnvironmentOptions, problem: Problem, seed: int) -> Problem:
-    try:
-        return options.opened(problem, seed)
-    except UserError:
-        raise
-    except Exception as error:
-        raise _cannot_begin(options, problem, f"{type(error).__name__}: {error}") from error
-
-
-def _cannot_begin(options: EnvironmentOptions, problem: Problem, reason: str) -> UserError:
-    return UserError(
-        f"environment {options.name} cannot begin problem {problem.id}: {reason}",
-        fix="repair its `reset`, or the row of the data",
-    )
 
 
 # How often deadlines are looked at while nothing arrives.

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lemma.config.registry import file_of, is_place, load_place
+from lemma.config.registry import file_of
 from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
+from lemma.environments.custom_world import load_named
 from lemma.environments.environment import Environment
 from lemma.environments.tools import Function, ToolOptions, ToolWorld
 from lemma.formats.tool_schema import Tool
@@ -33,16 +34,13 @@ class OwnTools(ToolOptions):
     stopped."""
 
     is_graded: ClassVar[bool] = True
+    says_first: ClassVar[bool] = False
 
     def tools(self) -> Sequence[Tool]:
         return [Tool.of(load_tool(place), _name(place)) for place in self.functions]
 
     def make(self) -> Environment:
         return _Desk({_name(place): _waited_for(load_tool(place)) for place in self.functions}, self.calls_per_turn)
-
-    def opened(self, problem: Problem, seed: int) -> Problem:
-        """Nothing is said before the first turn."""
-        return self.introduced(problem, ())
 
     def check(self) -> None:
         if not self.functions:
@@ -64,16 +62,8 @@ class _Desk(ToolWorld):
 
 def load_tool(place: str) -> Function:
     """The function that `path.py:name` names."""
-    if not is_place(place):
-        raise UserError(f"'{place}' names no function in a file", fix="write for example `my_tools.py:search`")
-    tool: Any = load_place(place)
-    if not callable(tool) or isinstance(tool, type):
-        raise UserError(
-            f"'{_name(place)}' is not a function",
-            file=file_of(place),
-            fix="name functions; a class whose methods are tools is `environment: {name: trl, class: ...}`",
-        )
-    return tool
+    hint = "name functions; a class whose methods are tools is `environment: {name: trl, class: ...}`"
+    return load_named(place, "function", "my_tools.py:search", hint)
 
 
 def _check(place: str) -> None:

@@ -85,6 +85,7 @@ class PythonTools(ToolOptions):
     """Refuse to run on a machine that cannot isolate programs from its files, its network and its other processes."""
 
     is_graded: ClassVar[bool] = True
+    says_first: ClassVar[bool] = False
 
     @property
     def limits(self) -> SandboxLimits:
@@ -102,10 +103,6 @@ class PythonTools(ToolOptions):
 
     def make(self) -> Environment:
         return MathTools(self)
-
-    def opened(self, problem: Problem, seed: int) -> Problem:
-        """Nothing is said before the first turn."""
-        return self.introduced(problem, ())
 
     def check(self) -> None:
         if "python" in self.offers:

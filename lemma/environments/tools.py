@@ -48,7 +48,8 @@ class ToolWorld(Environment):
     def step(self, said: Action) -> Observation:
         if not said.tool_calls:
             return Observation(done=True)
-        return replied([self._answer(call, number) for number, call in enumerate(said.tool_calls)])
+        results = tuple(self._answer(call, number) for number, call in enumerate(said.tool_calls))
+        return Observation("\n".join(results), results=results)
 
     def _answer(self, call: Mapping[str, Any], number: int) -> str:
         if number >= self._most:
@@ -57,11 +58,6 @@ class ToolWorld(Environment):
 
     def score(self) -> Outcome:
         return Outcome(None, None, "the grader judges the last turn")
-
-
-def replied(results: Sequence[str], done: bool = False) -> Observation:
-    """A reply with the results of calls, one for each."""
-    return Observation("\n".join(results), done, results=tuple(results))
 
 
 def answered(functions: Mapping[str, Function], call: Mapping[str, Any]) -> str:

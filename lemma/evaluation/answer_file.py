@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,24 +25,19 @@ from lemma.grading.verdict import Kind, best_of
 def output(name: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives a function that writes a row at once. A file is called `.partial` until all rows are in it."""
     if name is None:
-        yield _print
+        yield lambda row: print(_line(row, sys.stdout.encoding or "utf-8"), end="", flush=True)
         return
     path = Path(name)
     try:
         plain = path.is_file() or not path.exists()
         partial = path.with_name(path.name + ".partial") if plain else path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb", buffering=0) as handle:
-            yield lambda row: _write_all(handle, _line(row).encode())
+        with open(partial, "w", encoding="utf-8") as handle:
+            yield lambda row: print(_line(row), end="", file=handle, flush=True)
         if plain:
             os.replace(partial, path)
     except OSError as error:
         raise UserError(f"cannot write '{name}': {error.strerror or error}", fix="name another file by --to") from None
-
-
-def _write_all(handle: FileIO, data: bytes) -> None:
-    while data:
-        data = data[handle.write(data) :]
 
 
 def _line(row: dict[str, Any], encoding: str = "utf-8") -> str:
@@ -54,11 +48,6 @@ def _line(row: dict[str, Any], encoding: str = "utf-8") -> str:
         return text
     except UnicodeEncodeError:
         return json.dumps(row) + "\n"
-
-
-def _print(row: dict[str, Any]) -> None:
-    sys.stdout.write(_line(row, sys.stdout.encoding or "utf-8"))
-    sys.stdout.flush()
 
 
 def read_rows(name: str) -> list[tuple[int, dict[str, Any]]]:
@@ -96,21 +85,13 @@ def _lines(name: str) -> Iterator[str]:
         path = Path(name)
         if not path.is_file():
             raise UserError(f"there is no file '{name}'", fix="name a file of JSON lines, or - for standard input")
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8") as handle:
-                yield from handle
-        else:
-            with open(path, encoding="utf-8") as handle:
-                yield from handle
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as handle:
+            yield from handle
     except UnicodeDecodeError:
         raise UserError("the file is not UTF-8 text", file=name, fix="save it as UTF-8 JSON lines") from None
-    except EOFError:
-        raise UserError("the compressed file is cut off", file=name, fix="copy it again") from None
-    except gzip.BadGzipFile as error:
-        if "CRC" in str(error) or "length" in str(error):
-            raise UserError("the compressed file is damaged", file=name, fix="copy it again") from None
-        raise UserError("the file is not gzip", file=name, fix="name it .jsonl if it is plain text") from None
-    except zlib.error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        if "Not a gzipped file" in str(error):
+            raise UserError("the file is not gzip", file=name, fix="name it .jsonl if it is plain text") from None
         raise UserError("the compressed file is damaged", file=name, fix="copy it again") from None
     except (OSError, ValueError) as error:
         raise UserError(f"the file cannot be read ({error})", file=name, fix="name a file that you can read") from None
@@ -142,12 +123,12 @@ def _text(value: Any) -> str:
 def grade_all(
     pairs: Sequence[tuple[str, tuple[str, ...]]],
     rules: Rules,
-    workers: int = 1,
-    graders: Sequence[str] = (OURS,),
+    workers: int,
+    graders: Sequence[str],
 ) -> Iterator[Verdict]:
     """Verdicts in the order of the rows, as they come."""
     with GradingService(workers) as service:
-        yield from _ours(pairs, rules, service) if list(graders) == [OURS] else _by(graders, pairs, rules, service)
+        yield from _ours(pairs, rules, service) if graders == [OURS] else _by(graders, pairs, rules, service)
 
 
 def _ours(pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, service: GradingService) -> Iterator[Verdict]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from lemma.config.registry import Registry
+from lemma.config.registry import Registry, from_options
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import permutation
 from lemma.core.types import Problem
@@ -23,8 +23,6 @@ from lemma.data.data_options import ArithmeticOptions, DataOptions, SourceOption
 from lemma.grading.rules import Rules
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".json", ".json.gz", ".csv", ".csv.gz")
-
-
 OF_ENVIRONMENT = "environment"
 """The source of a benchmark whose problems are those of the environment that it is played in."""
 
@@ -93,63 +91,27 @@ class Benchmark(SourceOptions):
 FROM_MATH: dict[str, Any] = {"shots_source": "math", "shots_files": ("math/train",)}
 """Examples of benchmarks that have no training split of their own."""
 
-BENCHMARKS: Registry[Benchmark] = Registry(
-    "benchmarks",
-    Benchmark,
-    {
-        one.name: one
-        for one in (
-            Benchmark(name="gsm8k", source="gsm8k", files=("gsm8k/test",)),
-            Benchmark(name="math", source="math", files=("math/test",)),
-            Benchmark(name="math500", source="math500", files=("math/math500",), **FROM_MATH),
-            Benchmark(name="aime24", source="aime24", split="train", samples=32, **FROM_MATH),
-            Benchmark(name="aime25", source="aime25", samples=32, **FROM_MATH),
-            Benchmark(name="amc23", source="amc23", samples=32, **FROM_MATH),
-            Benchmark(
-                name="amc",
-                source="AI-MO/aimo-validation-amc",
-                split="train",
-                files=("amc_aimo83",),
-                samples=32,
-                **FROM_MATH,
-            ),
-            Benchmark(
-                name="minerva", source="minerva_math", files=("minerva_math",), rules=Rules(relative=0.01), **FROM_MATH
-            ),
-            Benchmark(
-                name="olympiadbench",
-                source="olympiadbench",
-                files=("olympiadbench_math_en",),
-                tolerance="original.error",
-                **FROM_MATH,
-            ),
-            Benchmark(name="arc_challenge", source="arc_challenge", files=("arc_challenge_test",)),
-            Benchmark(
-                name="gpqa_diamond", source="gpqa_diamond", split="train", samples=4, weighs="letter", shots_split=None
-            ),
-            Benchmark(
-                name="hellaswag",
-                source="hellaswag",
-                split="validation",
-                files=("hellaswag_validation",),
-                scoring="likelihood",
-                metric="acc_norm",
-                wording="{question}",
-            ),
-            Benchmark(
-                name="mmlu_pro",
-                source="mmlu_pro",
-                files=("mmlu_pro_test",),
-                weighs="letter",
-                wording="{question}\nAnswer:",
-                shots_split="validation",
-            ),
-            Benchmark(
-                name="arithmetic", source="arithmetic", format="r1_zero", arithmetic=ArithmeticOptions(count=500)
-            ),
-        )
-    },
-)
+_OWN = (
+    Benchmark(name="gsm8k", source="gsm8k", files=("gsm8k/test",)),
+    Benchmark(name="math", source="math", files=("math/test",)),
+    Benchmark(name="math500", source="math500", files=("math/math500",), **FROM_MATH),
+    Benchmark(name="aime24", source="aime24", split="train", samples=32, **FROM_MATH),
+    Benchmark(name="aime25", source="aime25", samples=32, **FROM_MATH),
+    Benchmark(name="amc23", source="amc23", samples=32, **FROM_MATH),
+    Benchmark(name="amc", source="AI-MO/aimo-validation-amc", split="train", files=("amc_aimo83",), samples=32,
+              **FROM_MATH),
+    Benchmark(name="minerva", source="minerva_math", files=("minerva_math",), rules=Rules(relative=0.01), **FROM_MATH),
+    Benchmark(name="olympiadbench", source="olympiadbench", files=("olympiadbench_math_en",),
+              tolerance="original.error", **FROM_MATH),
+    Benchmark(name="arc_challenge", source="arc_challenge", files=("arc_challenge_test",)),
+    Benchmark(name="gpqa_diamond", source="gpqa_diamond", split="train", samples=4, weighs="letter", shots_split=None),
+    Benchmark(name="hellaswag", source="hellaswag", split="validation", files=("hellaswag_validation",),
+              scoring="likelihood", metric="acc_norm", wording="{question}"),
+    Benchmark(name="mmlu_pro", source="mmlu_pro", files=("mmlu_pro_test",), weighs="letter",
+              wording="{question}\nAnswer:", shots_split="validation"),
+    Benchmark(name="arithmetic", source="arithmetic", format="r1_zero", arithmetic=ArithmeticOptions(count=500)),
+)  # fmt: skip
+BENCHMARKS: Registry[Benchmark] = Registry("benchmarks", Benchmark, {one.name: one for one in _OWN})
 
 
 @dataclass(frozen=True)
@@ -171,7 +133,7 @@ def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
     if isinstance(spec, Benchmark):
         return spec if spec.name else spec.model_copy(update={"name": _name_of(spec.source)})
     if isinstance(spec, Mapping):
-        return find_benchmark(_validated(spec, "a benchmark"))
+        return find_benchmark(from_options(Benchmark, spec, "a benchmark"))
     if spec == OF_ENVIRONMENT:
         return Benchmark(name=spec, source=spec, split="dev", format="own")
     registered: Benchmark | type[Benchmark] | None = BENCHMARKS.find(spec)
@@ -196,17 +158,6 @@ def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
         f"there is no benchmark '{spec}'",
         fix=f"{nearest(spec, BENCHMARKS.names())} (a data file, a hub dataset or a YAML entry will do as well)",
     )
-
-
-def _validated(values: Mapping[str, Any], what: str) -> Benchmark:
-    try:
-        return Benchmark.model_validate(dict(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            raise UserError(f"{what} has no option '{place}'", fix=nearest(place, Benchmark.model_fields)) from None
-        raise UserError(f"option '{place}' of {what}: {first['msg']}") from None
 
 
 def _name_of(source: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lemma.config.document import leaves
 from lemma.core.errors import UserError, nearest
 from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.paired import LEVEL, Paired, holm, paired_mean, paired_test
@@ -175,22 +176,12 @@ def _different_settings(first: EvalResult, second: EvalResult, names: Sequence[s
     """A sentence for every setting that differs, with the benchmarks for which it does."""
     benchmarks: dict[str, list[str]] = {}
     for name in names:
-        mine, theirs = (_flat(one.settings.get(name, {})) for one in (first, second))
+        mine, theirs = (leaves(one.settings.get(name, {})) for one in (first, second))
         for key in sorted({*mine, *theirs}) if mine and theirs else ():
             if key.split(".")[0] not in HARMLESS and mine.get(key) != theirs.get(key):
                 said = f"{key} differs: {mine.get(key)} in A, {theirs.get(key)} in B"
                 benchmarks.setdefault(said, []).append(name)
     return [f"{said} ({', '.join(where)})" for said, where in benchmarks.items()]
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{before}{name}.")
-        else:
-            out[f"{before}{name}"] = value
-    return out
 
 
 def _changes(

@@ -121,19 +121,18 @@ def flat_metrics(report: Report) -> dict[str, float]:
             "answer_accuracy_low": summary.accuracy.low,
             "answer_accuracy_high": summary.accuracy.high,
             "format_accuracy": summary.scores["format"].value,
-            **{f"{name}_accuracy": summary.scores[name].value for name in ("lenient",) if name in summary.scores},
-            **{name: summary.scores[name].value for name in ("acc_norm",) if name in summary.scores},
             "reasoning_present": summary.scores["reasoning"].value,
             "reasoning_length": summary.numbers["reasoning_length"],
             "truncated": summary.scores["truncated"].value,
             "tokens": summary.numbers["tokens"],
             "unknown": summary.unknown / (summary.n * summary.k),
         }
-        if "reward" in summary.numbers:
-            own["reward"] = summary.numbers["reward"]
-        own |= {name: score.value for name, score in summary.scores.items() if name.startswith(("pass@", "maj@"))}
-        own |= {name: summary.scores[name].value for name in report.measures.get(benchmark, {})}
-        own |= {"turns": summary.numbers["turns"]} if "turns" in summary.numbers else {}
+        if "lenient" in summary.scores:
+            own["lenient_accuracy"] = summary.scores["lenient"].value
+        named = ("acc_norm", *report.measures.get(benchmark, {}))
+        is_told = [name for name in summary.scores if name in named or name.startswith(("pass@", "maj@"))]
+        own |= {name: summary.scores[name].value for name in is_told}
+        own |= {name: summary.numbers[name] for name in ("reward", "turns") if name in summary.numbers}
         for name, value in own.items():
             by_name.setdefault(name, {})[benchmark] = value
     flat = {f"{benchmark}/{name}": value for name, own in by_name.items() for benchmark, value in own.items()}

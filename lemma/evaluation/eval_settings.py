@@ -148,10 +148,8 @@ class EvalSettings(Measuring):
     @property
     def said(self) -> dict[str, Any]:
         """What differs from the defaults: a setting that is added one day changes no name that is made of this."""
-        return {name: getattr(self, name) for name in sorted(self.model_fields_set) if self._differs(name)}
-
-    def _differs(self, name: str) -> bool:
-        return bool(getattr(self, name) != type(self).model_fields[name].default)
+        given = {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+        return {name: value for name, value in given.items() if value != type(self).model_fields[name].default}
 
 
 def make_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = str) -> EvalSettings:

@@ -83,11 +83,11 @@ def evaluate(
     if world_size() > 1:
         check_alike(_marks(asked, identity))
     sink = sink if is_leader() else silent
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def begin() -> bool:
             claim(folder, identity)
-            held.enter_context(alone_in(folder))
+            stack.enter_context(alone_in(folder))
             return is_complete(folder)
 
         if from_leader(begin, "the folder of an evaluation"):
@@ -225,15 +225,12 @@ def _unusual(one: Asked) -> dict[str, Any]:
 
 def _engine_in_words(engine: Engine) -> str:
     stands_in = f", in place of {engine.in_place_of}" if engine.in_place_of else ""
-    return f"{engine.name} {_engine_version(engine.name)}{stands_in}"
-
-
-def _engine_version(name: str) -> str:
-    if name == "vllm":
+    if engine.name == "vllm":
         from lemma.engines.vllm.versions import installed
 
-        return installed() or "of another machine"
-    return version("transformers") if name == "transformers" else f"{lemma_version()}, torch {version('torch')}"
+        return f"vllm {installed() or 'of another machine'}{stands_in}"
+    own = version("transformers") if engine.name == "transformers" else f"{lemma_version()}, torch {version('torch')}"
+    return f"{engine.name} {own}{stands_in}"
 
 
 def _weights(model: str) -> str | None:

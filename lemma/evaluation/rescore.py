@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,16 @@ from lemma.evaluation.results import (
 from lemma.formats import make_format, read_answer
 from lemma.grading import GradingService, Rules
 
-Told = Callable[[int, int], None]
-
 
 def regrade(
     rows: Sequence[EvalRow],
     settings: Mapping[str, Any],
     graders: str,
     service: GradingService,
-    told: Told | None = None,
+    graded: Callable[[], None] = lambda: None,
 ) -> list[EvalRow]:
-    """The rows of one benchmark with new verdicts. Thoughts that never end are wrong by every grader.
+    """The rows of one benchmark with new verdicts. Thoughts that never end are wrong by every grader. `graded` is
+    called after each row.
 
     Rewards follow from Lemma's verdicts: they are left out where another grader was asked, or where a verdict changed.
     """
@@ -67,17 +67,14 @@ def regrade(
 
     regraded = []
     with ThreadPoolExecutor(max_workers=max(2, 2 * service.workers)) as pool:
-        for done, ((verdict, reason), row, one) in enumerate(
-            zip(pool.map(judge, range(len(rows))), rows, parsed, strict=True), start=1
-        ):
+        for (verdict, reason), row, one in zip(pool.map(judge, range(len(rows))), rows, parsed, strict=True):
             regraded.append(
                 replace(
                     row, verdict=verdict, reason=reason, extracted=one.answer, reasoning=one.reasoning,
                     format_ok=one.ok, faults=list(one.faults),
                 )
             )  # fmt: skip
-            if told is not None:
-                told(done, len(rows))
+            graded()
     if names != [OURS] or any(new.verdict != old.verdict for new, old in zip(regraded, rows, strict=True)):
         return [replace(row, reward=None) for row in regraded]
     return regraded
@@ -117,7 +114,7 @@ def rescore(
     out: Path | None = None,
     *,
     service: GradingService | None = None,
-    told: Told | None = None,
+    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Report, Report, Path]:
     """Grade a finished evaluation again: the report before, the report now, and the folder that holds it."""
     check_graders(graders)
@@ -139,25 +136,15 @@ def rescore(
     claim(target, changed, any_grader=True)
     with alone_in(target):
         with nullcontext(service) if service is not None else GradingService() as used:
-            after = make_report(changed["model"], changed["benchmarks"], _regrade_all(before, graders, used, told))
+            done, rows = count(1), {}
+            is_graded = {name: own.get("scoring") not in ACCURACY for name, own in before.settings.items()}
+            total = sum(len(own) for name, own in before.rows.items() if is_graded[name])
+            for name, own in before.rows.items():
+                rows[name] = regrade(own, before.settings[name], graders, used, lambda: told(next(done), total))
+                add_lenient(rows[name], before.settings[name], used)
+            after = make_report(changed["model"], changed["benchmarks"], rows)
         # Without this file, a kill between the others leaves an evaluation that is not complete.
         (target / "results.json").unlink(missing_ok=True)
         write_settings(target, changed)
         write_report(target, after)
     return before, after, target
-
-
-def _regrade_all(report: Report, graders: str, service: GradingService, told: Told | None) -> dict[str, list[EvalRow]]:
-    rows: dict[str, list[EvalRow]] = {}
-    total, done = sum(map(len, report.rows.values())), 0
-    for name, own in report.rows.items():
-        start = done
-
-        def tell(count: int, _: int, start: int = start) -> None:
-            if told is not None:
-                told(start + count, total)
-
-        rows[name] = regrade(own, report.settings[name], graders, service, tell)
-        add_lenient(rows[name], report.settings[name], service)
-        done += len(own)
-    return rows

@@ -32,6 +32,7 @@ from lemma.core.files import from_json, leads_out, read_json_lines, write_whole
 from lemma.core.whole_files import WholeFiles
 from lemma.evaluation.eval_row import QUESTION_COLUMNS, EvalRow, csv_line, end_of_line, lines_of
 from lemma.evaluation.metrics import Score, Summary, Ties, mean_over_benchmarks, summarise
+from lemma.evaluation.tables import as_markdown
 
 VERSION = 1
 
@@ -193,84 +194,6 @@ def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
-
-
-def as_markdown(report: Report) -> str:
-    """A table of shares in percent with 95% intervals, and what they were measured with."""
-    is_played = any("turns" in summary.numbers for summary in report.summaries.values())
-    heads = ["benchmark", "metric", "%", "95% interval", "lenient %", "n", "k", "format %", "cut off %", "tokens"]
-    heads += ["not gradable", *(["turns"] if is_played else [])]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name, summary in report.summaries.items():
-        label, score = report.headline(name)
-        cells = [name, label, _percent(score), _lenient(summary), str(summary.n), str(summary.k)]
-        if report.settings[name].get("scoring") == "likelihood":
-            cells += ["", "", "", ""]
-        else:
-            form, cut = summary.scores["format"].value, summary.scores["truncated"].value
-            cells += [f"{100 * form:.1f}", f"{100 * cut:.1f}", f"{summary.numbers['tokens']:.0f}", str(summary.unknown)]
-            cells += [f"{summary.numbers['turns']:.1f}"] if "turns" in summary.numbers else []
-        lines.append(f"| {' | '.join(cells)} |")
-        lines += _other_accuracy(report, name)
-        for measure, values in report.measures.get(name, {}).items():
-            lines.append(f"| {name} | {measure} | {_percent(summary.scores[measure])} | | {len(values)} | | | | | |")
-    if len(report.summaries) > 1:
-        lines.append(f"| mean | | {_percent(report.mean)} | | | | | | | |")
-    return "\n".join([*lines, "", *settings_lines(report)]) + "\n"
-
-
-def _lenient(summary: Summary) -> str:
-    return f"{100 * summary.scores['lenient'].value:.1f}" if "lenient" in summary.scores else ""
-
-
-def _other_accuracy(report: Report, name: str) -> list[str]:
-    """The plain accuracy next to `acc_norm`, and the other way round, where options were weighed."""
-    summary, label = report.summaries[name], report.headline(name)[0]
-    if "acc_norm" not in summary.scores:
-        return []
-    other = "acc" if label == "acc_norm" else "acc_norm"
-    score = summary.accuracy if other == "acc" else summary.scores["acc_norm"]
-    return [f"| {name} | {other} | {_percent(score)} | | {summary.n} | {summary.k} | | | | |"]
-
-
-def _percent(score: Score) -> str:
-    return f"{100 * score.value:.1f} | {100 * score.low:.1f} to {100 * score.high:.1f}"
-
-
-def settings_lines(report: Report) -> list[str]:
-    """The settings that all benchmarks share in one sentence, and those that differ, benchmark by benchmark."""
-    shown = {}
-    for name, own in report.settings.items():
-        fmt = own["format"]
-        shown[name] = {
-            "temperature": own["temperature"],
-            "top-p": own["top_p"],
-            "max tokens": own["max_tokens"],
-            "format": f"{fmt['name']} ({own['format_hash']})",
-            "grader": own["grader"],
-            "engine": own["engine"],
-            "seed": own["seed"],
-            "examples": f"{own['shots']} as {own['shots_as']} ({own['shots_hash']})" if "shots" in own else "none",
-            "answers": "the likeliest option" if own.get("scoring") == "likelihood" else "written",
-            "environment": _played_in(own.get("environment")),
-        }
-    for key, usual in (("examples", "none"), ("answers", "written"), ("environment", "none")):
-        if all(own[key] == usual for own in shown.values()):
-            shown = {name: {k: value for k, value in own.items() if k != key} for name, own in shown.items()}
-    first = next(iter(shown.values()))
-    common = {key: value for key, value in first.items() if all(own[key] == value for own in shown.values())}
-    lines = [f"Model: {report.model['name']}; " + "; ".join(f"{key} {value}" for key, value in common.items()) + "."]
-    for name, own in shown.items():
-        rest = [f"{key} {value}" for key, value in own.items() if key not in common]
-        if rest:
-            lines.append(f"{name}: {'; '.join(rest)}.")
-    return lines
-
-
-def _played_in(environment: Mapping[str, Any] | None) -> str:
-    if environment is None:
-        return "none"
-    return f"{environment.get('class') or environment['name']}, at most {environment['turns']} turns"
 
 
 # --- reading ---------------------------------------------------------------------------------------------------

@@ -22,19 +22,10 @@ UNFIT = {
 }
 """Generators that are refused: their scorers would teach nonsense. `tests/environments` measures all of them."""
 
-EXECUTES = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
+EXECUTES = {
+    "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
+    "simple_integration", "spiral_matrix", "string_insertion",
+}  # fmt: skip
 """Generators whose scorers run an answer as Python, here or in sympy: only arithmetic and lists get that far."""
 
 SEEDS = {"train": 0, "dev": 1_000_003, "validation": 1_000_003, "test": 2_000_003}
@@ -175,18 +166,9 @@ def is_harmless(answer: str) -> bool:
 
 
 HARMLESS = (
-    ast.Expression,
-    ast.Constant,
-    ast.Name,
-    ast.Load,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.Call,
-    ast.List,
-    ast.Tuple,
-    ast.operator,
-    ast.unaryop,
-)
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.Call, ast.List, ast.Tuple,
+    ast.operator, ast.unaryop,
+)  # fmt: skip
 
 
 @lru_cache(maxsize=8)

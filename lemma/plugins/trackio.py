@@ -41,7 +41,10 @@ class Trackio:
         if event.axis == "train" and is_due(event.step):
             rows = completion_rows(self._folder, event.stage, event.step)
             if rows:
-                row[f"{event.stage}/completions"] = _table(rows)
+                import pandas
+                import trackio
+
+                row[f"{event.stage}/completions"] = trackio.Table(dataframe=pandas.DataFrame(rows))
         self._run.log(row)
 
     def _start(self) -> None:
@@ -55,10 +58,3 @@ class Trackio:
     def close(self, failed: bool) -> None:
         if self._run is not None:
             self._run.finish()
-
-
-def _table(rows: list[dict[str, Any]]) -> Any:
-    import pandas
-    import trackio
-
-    return trackio.Table(dataframe=pandas.DataFrame(rows))

@@ -15,7 +15,7 @@ from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
 from lemma.data.columns import ROW
-from lemma.environments.custom_world import load_class
+from lemma.environments.custom_world import check_takes, load_class
 from lemma.environments.environment import Environment
 from lemma.environments.tools import Function, ToolOptions, ToolWorld
 from lemma.formats.tool_schema import Tool
@@ -93,14 +93,7 @@ class TrlWorld(ToolOptions):
             raise UserError(
                 f"class {world_class.__name__} has no tool: a public method with a docstring", file=file_of(self.class_)
             )
-        try:
-            inspect.signature(world_class).bind(**self.options)
-        except TypeError as error:
-            raise UserError(
-                f"class {world_class.__name__} does not take these options: {error}",
-                file=file_of(self.class_),
-                fix="change `options` of the environment, or what the class takes",
-            ) from error
+        check_takes(self.class_, self.options)
 
 
 def tool_methods(world_class: type) -> list[tuple[str, Function]]:

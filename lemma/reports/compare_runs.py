@@ -15,19 +15,9 @@ from lemma.reports.shown_evaluations import Comparisons, pairs_between
 
 # Numbers of a stage that are compared, if both runs have them.
 COMPARED = (
-    "reward/mean",
-    "right",
-    "format",
-    "length/mean",
-    "truncated",
-    "entropy/sampled",
-    "kl",
-    "groups/live",
-    "margin",
-    "loss",
-    "grad_norm",
-    "validation/loss",
-)
+    "reward/mean", "right", "format", "length/mean", "truncated", "entropy/sampled", "kl", "groups/live", "margin",
+    "loss", "grad_norm", "validation/loss",
+)  # fmt: skip
 # A curve's end is its mean over this share of the steps that both runs have.
 END_SHARE = 0.1
 # Characters of an option's value that are shown.

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import StrictUndefined, Template
+
 ASSETS = Path(__file__).with_name("assets")
 SCRIPTS = ("store.js", "chart.js", "dom.js", "overview.js", "curves.js", "evaluations.js", "completions.js", "main.js")
 
@@ -47,17 +49,8 @@ def make_page(title: str, data: str, chunks: Mapping[str, str], *, live: bool = 
         "data": data,
         "chunks": "\n".join(blocks),
     }
-    return _filled((ASSETS / "page.html").read_text(encoding="utf-8"), parts)
-
-
-def _filled(template: str, parts: Mapping[str, str]) -> str:
-    """Replace each `{{name}}` by its part, in one pass: braces in a part stay as they are."""
-    pieces = template.split("{{")
-    out = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        out += [parts[name], rest]
-    return "".join(out)
+    template = (ASSETS / "page.html").read_text(encoding="utf-8")
+    return Template(template, keep_trailing_newline=True, undefined=StrictUndefined).render(parts)
 
 
 def _digest(text: str) -> str:

@@ -11,7 +11,6 @@ from lemma.core.files import write_whole
 from lemma.reports.page import make_page, packed
 from lemma.reports.page_data import PageData
 from lemma.reports.run_reader import ChunkPlace, RunReader
-from lemma.reports.shown_samples import problems_of
 
 MEGABYTE = 1_000_000
 # Maximum characters of a text, and samples of a step, in a report; the live page has all of them.
@@ -56,7 +55,7 @@ def _fill(run: RunReader, number: int, chunks: dict[str, str], room: int) -> dic
     for place in in_turn(run.chunks()):
         try:
             chunk = run.read(place, LONGEST, SAMPLES)
-            problems = problems_of(chunk)
+            problems = list(dict.fromkeys(sample["problem"] for sample in chunk["samples"]))
         except (UserError, OSError, *DAMAGE):  # removed in the meantime, or damaged: show the others
             continue
         if not chunk["samples"]:

@@ -218,11 +218,6 @@ def _text(kind: str, text: str, longest: int | None) -> dict[str, Any]:
     return {"kind": kind, "text": _cut(text, longest)}
 
 
-def problems_of(chunk: Mapping[str, Any]) -> list[str]:
-    """The problems of a chunk, each once, in order."""
-    return list(dict.fromkeys(sample["problem"] for sample in chunk["samples"]))
-
-
 def first_groups(chunk: dict[str, Any], most: int | None) -> dict[str, Any]:
     """The first groups of a chunk, whole, that have `most` samples or a few more together."""
     if most is None or len(chunk["samples"]) <= most:

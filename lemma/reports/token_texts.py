@@ -58,7 +58,8 @@ class TokenTexts:
 
 def load_token_texts(run: Path, stages: Sequence[str], model_path: str) -> TokenTexts | None:
     """The tokenizer of a run: that of a finished stage, or of its first model if that is on this machine."""
-    folders = [place for name in stages for place in _finals(run / "stages" / name / "final")]
+    finals = [run / "stages" / name / "final" for name in stages]
+    folders = [place for final in finals for place in (final / "merged", final / "adapter", final)]
     if model_path != TINY:
         with suppress(UserError):
             folders.append(_folder_of(resolve(model_path)))
@@ -81,7 +82,3 @@ def _folder_of(model: str) -> Path:
         return Path(model)
     cached = try_to_load_from_cache(model, "tokenizer.json")
     return Path(cached).parent if isinstance(cached, str) else Path(model)
-
-
-def _finals(final: Path) -> list[Path]:
-    return [final / "merged", final / "adapter", final]

@@ -116,7 +116,7 @@ async def read_body(request: Request, longest: int) -> bytes:
 
 def _begin(host: Host, caller: WireCaller, kind: Kind, body: bytes, put: Callable[[Any], None]) -> Exchange:
     """Runs in a thread, because tokenising takes its time."""
-    content = _json(body)
+    content = parsed(body)
     try:
         asked = read_call(kind, content)
         _check_model(host, asked.model)
@@ -129,7 +129,7 @@ def _begin(host: Host, caller: WireCaller, kind: Kind, body: bytes, put: Callabl
         raise ApiError(400, "something in the body is nested too deeply") from error
 
 
-def _json(body: bytes) -> Any:
+def parsed(body: bytes) -> Any:
     """The parsed body; lone surrogates become question marks, since no tokenizer accepts them."""
     try:
         content = json.loads(body)

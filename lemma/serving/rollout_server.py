@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ from lemma.engines.remote.rollout_wire import (
 from lemma.engines.remote.server_client import LINES, SERVED
 from lemma.engines.remote.server_guard import Guard, end_with_parent
 from lemma.serving.http_server import LOOPBACK, HttpServer, JsonReply, as_json, as_reply
-from lemma.serving.openai_app import read_body
+from lemma.serving.openai_app import parsed, read_body
 from lemma.serving.rollout_host import Event, RolloutHost, Sample, Work
 from lemma.serving.wire_errors import ApiError
 
@@ -85,10 +84,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _order(request: Request) -> dict[str, Any]:
-    try:
-        content = json.loads(await read_body(request, LONGEST_BODY))
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, "the body is not JSON") from error
+    content = parsed(await read_body(request, LONGEST_BODY))
     if not isinstance(content, dict):
         raise ApiError(400, "the body is not a JSON object")
     return content

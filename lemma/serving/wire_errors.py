@@ -7,13 +7,9 @@ from typing import Any
 from lemma.core.errors import UserError
 
 KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "server_error",
-}
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    500: "server_error", 503: "server_error",
+}  # fmt: skip
 
 
 class ApiError(Exception):

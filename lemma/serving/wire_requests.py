@@ -35,19 +35,11 @@ NUMBERS: dict[str, tuple[float, float]] = {
 COUNTS: dict[str, tuple[int, int]] = {"n": (1, MOST_SAMPLES), "top_k": (0, 2**31), "min_tokens": (0, 2**31)}
 # Fields that are not supported, with the values that are accepted because they change nothing.
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "tool_choice": ("auto", "none"),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-}
+    "frequency_penalty": (0, 0.0), "presence_penalty": (0, 0.0), "logit_bias": ({},),
+    "response_format": ({"type": "text"},), "functions": ([],), "function_call": ("none", "auto"),
+    "modalities": (["text"],), "tool_choice": ("auto", "none"), "top_logprobs": (0,), "echo": (False,),
+    "suffix": ("",), "best_of": (1,),
+}  # fmt: skip
 COMMON = frozenset(
     ["model", "max_tokens", "stop", "seed", "stream", "stream_options", "logprobs", "return_token_ids"]
 ) | {*NUMBERS, *COUNTS}

@@ -23,7 +23,7 @@ from lemma.engines.remote.server_client import ServerReply
 from lemma.engines.remote.server_process import ServerProcess
 from lemma.engines.vllm import make_vllm
 from lemma.engines.vllm.server_engine import VllmServerEngine
-from lemma.engines.vllm.versions import installed, judge
+from lemma.engines.vllm.versions import check_version, installed
 from tests.engines import vllm_checks
 from tests.engines.small_policies import random_prompts, shake, small_policy, worst_difference
 from tests.engines.vllm_checks import FREE, GREEDY, QUICK, requests_of
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.crowded, pytest.mark.slow]
 def _skip_without_vllm() -> None:
     """Where torch is a CPU build `make test` installs vLLM, so that its absence is not excused there."""
     try:
-        judge(installed())
+        check_version(installed())
     except EngineError as error:
         is_excused = "+cpu" not in torch.__version__ or sys.platform != "linux"
         pytest.skip(f"{'needs vLLM' if is_excused else 'vLLM is missing'}: {error}")
@@ -200,6 +200,6 @@ def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
 def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(EngineError, match=r"the vLLM server does not start: .*Error.*encodings.*its log is .*server-"):
-        line = [sys.executable, "-m", "lemma.engines.vllm.serve"]
+        line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         environment = {"PYTHONHOME": str(tmp_path)}
         ServerProcess(lambda port: (line, environment), tmp_path / "log", 60.0, "vLLM server").wait_until_ready()

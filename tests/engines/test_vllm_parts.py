@@ -13,7 +13,7 @@ from lemma.engines.protocol import EngineError, Request, Sampling
 from lemma.engines.remote.weights_probe import ProbeScores, compare, policy_logprobs, probe_prompt, verify
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job, JobAnswer
-from lemma.engines.vllm.versions import BEST, judge
+from lemma.engines.vllm.versions import BEST, check_version
 from lemma.engines.vllm.weights import adapter_rank, base_state, check_policy, write_model, write_weights
 from tests.engines.small_policies import shake, small_policy, small_tokenizer
 
@@ -23,12 +23,12 @@ def job_of(sampling: Sampling, prompt: int = 4, sample: int = 0) -> Job:
 
 
 def test_versions() -> None:
-    assert judge(BEST) == BEST
-    assert judge("0.31.2") == "0.31.2"
+    check_version(BEST)
+    check_version("0.31.2")
     with pytest.raises(EngineError, match=r"vLLM 0\.26\.0 is not one that works with Lemma .*install it with"):
-        judge("0.26.0")
+        check_version("0.26.0")
     with pytest.raises(EngineError, match="needs the package vllm, which is not installed; install it with"):
-        judge(None)
+        check_version(None)
 
 
 def test_what_is_asked() -> None:

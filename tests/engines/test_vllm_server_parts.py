@@ -153,7 +153,7 @@ def test_a_server_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     monkeypatch.setenv("RANK", "3")
     line, variables = command(["some/model", "--port", "9000", "--context", "512", "--lora-rank", "8"], tmp_path)
-    assert line[1:3] == ["-m", "lemma.engines.vllm.serve"] and "secret" not in " ".join(line)
+    assert line[1:3] == ["-m", "lemma.engines.remote.run_module"] and "secret" not in " ".join(line)
     options = dict(pairwise(line))
     assert (options["--port"], options["--max-model-len"], options["--max-lora-rank"]) == ("9000", "512", "8")
     assert variables[KEY_VARIABLE] == "secret" and variables["TMPDIR"] == str(tmp_path) and "RANK" not in variables

@@ -23,7 +23,7 @@ from lemma.engines.remote import weight_files
 from lemma.engines.remote.server_guard import KEY_VARIABLE
 from lemma.engines.vllm import make_vllm
 from lemma.engines.vllm.server_engine import VllmServerEngine
-from lemma.engines.vllm.versions import installed, judge
+from lemma.engines.vllm.versions import check_version, installed
 from tests.cluster.crew import Crew
 from tests.cluster.test_rl_ranks import ALGORITHMS
 from tests.cluster.test_rl_ranks import recipe_of as rl_recipe
@@ -38,7 +38,7 @@ KEY = "known to both"
 def skip_without_vllm() -> None:
     """Where torch is a CPU build `make test` installs vLLM, so that its absence is not excused there."""
     try:
-        judge(installed())
+        check_version(installed())
     except EngineError as error:
         is_excused = "+cpu" not in torch.__version__ or sys.platform != "linux"
         pytest.skip(f"{'needs vLLM' if is_excused else 'vLLM is missing'}: {error}")

@@ -27,6 +27,7 @@ from lemma.engines.protocol import Request, Sampling
 from lemma.environments import Action, Observation
 from lemma.environments.calculator import calculator
 from lemma.environments.env_server import EnvAnswer, EnvOrder, Opening, answer_from, order_from
+from lemma.environments.openings import opened_all
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
@@ -327,7 +328,7 @@ def test_the_grader_judges_the_last_turn() -> None:
     tokenizer, fmt = tiny_tokenizer(["<code>", "</code>"]), make_format({"name": "r1_zero", "preamble": False})
     options = PythonTools(offers=["calculator"], calls="code", describe=False, turns=3, workers=0)
     options.check()
-    problem = options.opened(Problem((Message("user", "how many ?"),), ("35",), id="p"), 0)
+    problem = opened_all(options, [Problem((Message("user", "how many ?"),), ("35",), id="p")], 0)[0]
     speech = options.speech(fmt, tokenizer)
     bridge = Bridge.of(fmt, tokenizer, (), 16, speech)
     world = World(options, bridge, 512, understand=understanding(speech, fmt))

@@ -17,6 +17,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import Action as Said
 from lemma.environments import OpenEnv, WorldGone
+from lemma.environments.openings import opened_all
 from lemma.environments.trial import try_out
 from lemma.plugins.openenv import WebSocket, with_field
 from lemma.recipe import Recipe
@@ -126,7 +127,7 @@ def test_an_episode_by_wire(url: str) -> None:
     options = OpenEnv(url=url)
     options.check()
     (problem, *_) = options.problems("train")
-    opened = options.opened(problem, 0)
+    opened = opened_all(options, [problem], 0)[0]
     assert opened.question == "how many ?"
     world = options.make()
     world.reset(problem, 0)

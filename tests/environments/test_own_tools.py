@@ -14,6 +14,7 @@ from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.environments import OwnTools
+from lemma.environments.openings import opened_all
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
 from lemma.formats.tool_prompt import OFFERED, ToolSpeech
@@ -82,7 +83,7 @@ def test_the_recipe_of_the_page_offers_its_functions(folder: Path) -> None:
     stage = load_recipe(folder / "recipe.yaml").stages["rl"]
     assert isinstance(stage, ReinforcementOptions) and isinstance(stage.environment, OwnTools)
     stage.environment.check()
-    offered = stage.environment.opened(PROBLEM, 0).extra[OFFERED]["tools"]
+    offered = opened_all(stage.environment, [PROBLEM], 0)[0].extra[OFFERED]["tools"]
     assert [one["function"]["name"] for one in offered] == ["calculator", "search"]
     search = offered[1]["function"]
     assert search["description"] == "Look up the capital of a country."

@@ -88,7 +88,7 @@ def test_tools_are_what_trl_makes_of_them(place: str) -> None:
 def test_an_episode_of_tool_calls(place: str) -> None:
     world_options = options(place, options={"doors": 4})
     problem = Problem((Message("user", "Find it."),), ("2",), id="p", extra={"row": {"colour": "red"}})
-    opened = world_options.opened(problem, 0)
+    opened = opened_all(world_options, [problem], 0)[0]
     assert opened.question == "Find it. There are 4 doors." and len(opened.extra[OFFERED]["tools"]) == 2
     understand = understanding(ToolSpeech("hermes", False, tuple(world_options.tools())), make_format("own"))
     world = world_options.make()

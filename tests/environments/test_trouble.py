@@ -55,18 +55,18 @@ def test_a_world_that_is_played_again_stays_where_it_is_and_is_closed_there(make
     held, other = [worlds.opened(Problem(()), 0) for _ in range(2)]
     wait(worlds, held, other)
     worlds.leave(other)
-    while other.home is not None:
+    while other.worker is not None:
         worlds.poll()
         time.sleep(0.01)
     assert said(worlds, held, "exit once") == Observation("1 exit once")
-    assert held.home in worlds._homes
+    assert held.worker in worlds._workers
     assert said(worlds, held, "a") == Observation("2 a")
     assert worlds.replayed == 1
     worlds.leave(held)
-    while held.home is not None:
+    while held.worker is not None:
         worlds.poll()
         time.sleep(0.01)
-    assert not any(home.holds for home in worlds._homes)
+    assert not any(worker.environments for worker in worlds._workers)
     assert len(list(tmp_path.glob("closed-*"))) == 2
 
 
@@ -163,9 +163,9 @@ def test_a_worker_ends_with_its_trainer(make: Any, tmp_path: Path) -> None:
     idle = worlds.opened(Problem(()), 0)
     wait(worlds, idle)
     said(worlds, idle, "child")
-    (home,) = worlds._homes
+    (worker,) = worlds._workers
     pids = processes(worlds)
-    home.worker.process.stdin.close()
+    worker.child.process.stdin.close()
     wait_for_end(pids[1:])
     assert len(list(tmp_path.glob("closed-*"))) == 1
 

@@ -34,7 +34,7 @@ def test_what_left_its_session_ends_with_the_worker(make: Any, way: str, tmp_pat
     elif way == "killed":
         os.kill(worker, signal.SIGKILL)
     else:
-        worlds._homes[0].worker.process.stdin.close()
+        worlds._workers[0].child.process.stdin.close()
     wait_for_end([stray, worker])
 
 

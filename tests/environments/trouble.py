@@ -206,7 +206,7 @@ def wait_for_end(pids: list[int]) -> None:
 
 def processes(worlds: Worlds) -> list[int]:
     """Every process below this one that belongs to the workers."""
-    found = [home.worker.process.pid for home in worlds._homes if home.worker is not None]
+    found = [worker.child.process.pid for worker in worlds._workers if worker.child is not None]
     for pid in found:
         found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return found

@@ -12,7 +12,8 @@ import pytest
 from lemma.evaluation.evaluator import EvalSettings, evaluate
 from lemma.evaluation.lenient import hints
 from lemma.evaluation.rescore import rescore
-from lemma.evaluation.results import Report, as_markdown
+from lemma.evaluation.results import Report
+from lemma.evaluation.tables import as_markdown
 from lemma.grading import GradingService
 from lemma.models.load_model import load_policy
 from lemma.models.policy import Policy

@@ -14,7 +14,8 @@ from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
 from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.environments import Action, Environment, Observation
-from lemma.environments.tools import ToolOptions, replied, understanding
+from lemma.environments.openings import opened_all
+from lemma.environments.tools import ToolOptions, understanding
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
 from lemma.formats.encode import encode_prompt, encode_text
@@ -159,7 +160,8 @@ class Echo(Environment):
         self._reply = reply
 
     def step(self, said: Action) -> Observation:
-        return replied([self._reply] * len(said.tool_calls)) if said.tool_calls else Observation(self._reply)
+        results = (self._reply,) * len(said.tool_calls)
+        return Observation("\n".join(results), results=results) if results else Observation(self._reply)
 
     def score(self) -> Outcome:
         return Outcome(1.0, True)
@@ -208,7 +210,7 @@ def test_every_prompt_of_four_turns_is_in_the_journal(
         options = Echoing(turns=4, reply_tokens=300, says=f"{spelled} <think> </think>")
         speech = options.speech(fmt, tokenizer)
         said = lines(CALLS[speech.style])
-        problem = options.opened(Problem((Message("user", "How many?"),), ("4",), id="p"), 0)
+        problem = opened_all(options, [Problem((Message("user", "How many?"),), ("4",), id="p")], 0)[0]
         bridge = Bridge.of(fmt, tokenizer, (), options.reply_tokens, speech)
         world = World(options, bridge, 10**6, understand=understanding(speech, fmt))
         engine = Fluent(tokenizer, lambda request, sample, said=said: said[turn_of(request.key)])

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
 from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.results import Report, make_report
-from lemma.evaluation.terminal_table import as_table
+from lemma.evaluation.tables import as_table
 from lemma.reporting.console import Console
 
 FOLDER = Path(__file__).with_name("screens")

@@ -79,7 +79,8 @@ class NativeServers(Servers):
 
     def prepare(self, client: ServerClient, *, is_own: bool) -> None:
         facts = client.call(LOAD, self._order, self.options.start_seconds)
-        self.facts = facts | {"capacity": _least(self.facts.get("capacity"), facts["capacity"])}
+        known = [count for count in (self.facts.get("capacity"), facts["capacity"]) if count is not None]
+        self.facts = facts | {"capacity": min(known, default=None)}
         self.load(client)
 
     def load(self, client: ServerClient) -> Counts:
@@ -110,7 +111,3 @@ def layout_of(policy: Policy) -> list[list[Any]]:
         [name, list(one.shape), str(policy.dtype if hasattr(one, "full_tensor") else one.dtype)]
         for name, one in policy.parameters().items()
     ]
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    return min((count for count in (one, other) if count is not None), default=None)

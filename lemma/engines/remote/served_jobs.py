@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -53,7 +54,7 @@ class ServedJobs:
         for reply in replies:
             job, member = self._jobs.get(reply.name), self.pool.holder(reply.name)
             if job is not None and member is not None and reply.source in (None, member.client):
-                self.pool.note(member)
+                member.heard = time.monotonic()
                 yield job, member, reply
 
     def _look_after(self) -> None:

@@ -3,7 +3,6 @@ server ends with the process that started it, if one did."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -11,9 +10,11 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lemma.core.errors import UserError
 from lemma.engines.remote.process_group import kill_group
@@ -25,9 +26,6 @@ HEADER = "x-lemma-key"
 FILES_PATH = "/lemma/files/"  # folder and name of a file that is sent
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 POLICY_VIOLATION = 1008  # of RFC 6455
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def given_key() -> str | None:
@@ -47,23 +45,23 @@ def check_key() -> None:
 class Guard:
     """ASGI middleware: every request and websocket must carry the key, including those to development endpoints."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]]):
+    def __init__(self, app: ASGIApp):
         key = given_key()
         assert key, "a server is started with a key"
         self._app, self._key = app, key.encode()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._knows_the_key(scope):
             is_file = scope["type"] == "http" and str(scope.get("path", "")).startswith(FILES_PATH)
-            await (_keep_file(scope, receive, send) if is_file else self._app(scope, receive, send))
+            app = await _keep_file(Request(scope, receive)) if is_file else self._app
+            await app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 401, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
+            await Response(status_code=401)(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()  # the connect event, which must be received before it can be refused
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
 
-    def _knows_the_key(self, scope: MutableMapping[str, Any]) -> bool:
+    def _knows_the_key(self, scope: Scope) -> bool:
         given = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
         return secrets.compare_digest(given, self._key)
 
@@ -73,33 +71,25 @@ def files_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"lemma-files-{os.getpid()}"
 
 
-async def _keep_file(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+async def _keep_file(request: Request) -> Response:
     """Write the body of a request to a file atomically, or remove a folder; answer with its path."""
-    name, method = str(scope["path"]).removeprefix(FILES_PATH), scope.get("method")
+    name, method = str(request.scope["path"]).removeprefix(FILES_PATH), request.method
     if method not in ("PUT", "DELETE") or not FILE_NAME.fullmatch(name):
-        return await _answer(send, 400, {"error": "a file is sent by PUT, as folder/name"})
+        return JSONResponse({"error": "a file is sent by PUT, as folder/name"}, 400)
     path = files_folder() / name
     if method == "DELETE":
         shutil.rmtree(path.parent, ignore_errors=True)
-        return await _answer(send, 200, {"folder": str(path.parent)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as stream:
-        is_more = True
-        while is_more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            stream.write(message.get("body", b""))
-            is_more = message.get("more_body", False)
-    os.replace(part, path)
-    return await _answer(send, 200, {"folder": str(path.parent)})
-
-
-async def _answer(send: Send, status: int, values: dict[str, str]) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(values).encode()})
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        with part.open("wb") as stream:
+            try:
+                async for piece in request.stream():
+                    stream.write(piece)
+            except ClientDisconnect:
+                return Response(status_code=400)
+        os.replace(part, path)
+    return JSONResponse({"folder": str(path.parent)})
 
 
 def end_with_parent() -> None:

@@ -62,10 +62,6 @@ class ServerPool:
         self._given[name] = (chosen, tokens)
         return chosen.client
 
-    def note(self, member: Member) -> None:
-        """Something came from this server."""
-        member.heard = time.monotonic()
-
     def holder(self, name: str) -> Member | None:
         return self._given[name][0] if name in self._given else None
 

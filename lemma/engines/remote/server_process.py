@@ -43,7 +43,7 @@ class ServerProcess(ServerClient):
         key: str | None = None,
         port: int | None = None,
     ):
-        key, self.port = key or secrets.token_hex(16), port or _free_port()
+        key, self.port = key or secrets.token_hex(16), port or free_port()
         super().__init__(f"http://127.0.0.1:{self.port}", key, replies)
         self._log, self._end, self._noun = log, time.monotonic() + seconds, noun
         self._seconds = seconds
@@ -56,7 +56,7 @@ class ServerProcess(ServerClient):
             env={**environment, KEY_VARIABLE: key, PARENT_VARIABLE: str(os.getpid())},
             start_new_session=True,
         )
-        self._kill = weakref.finalize(self, _kill_group, self._process)
+        self._kill = weakref.finalize(self, _kill, self._process)
 
     @property
     def pid(self) -> int:
@@ -71,7 +71,7 @@ class ServerProcess(ServerClient):
 
     def last_words(self) -> str:
         """The line of the log that best explains why it ended."""
-        return cause_in(self._log.read_text(errors="replace") if self._log.exists() else "")
+        return cause_in(self._log)
 
     def close(self) -> None:
         """Kill the server and everything it started."""
@@ -109,22 +109,23 @@ def own_environment() -> dict[str, str]:
     return own | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def cause_in(log: str) -> str:
+def cause_in(log: Path) -> str:
     """The line that says why a server ended. The process that fails says it, and those that wait for it follow with
     errors that only point there."""
-    lines = [line for line in map(str.strip, log.splitlines()) if line]
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
     errors = [line for line in lines if "Error" in line or "error:" in line]
     causes = [line for line in errors if not any(words in line.lower() for words in POINTERS)]
     return (causes or errors or lines or ["nothing"])[-1][-300:]
 
 
-def _free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and all that it started: it has no state worth saving."""
     kill_group(process.pid)
     process.wait(timeout=30.0)

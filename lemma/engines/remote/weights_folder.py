@@ -22,7 +22,7 @@ class WeightsFolder:
     """Holds a full copy of the weights. The lock is released when the process ends, however it ends."""
 
     def __init__(self) -> None:
-        remove_abandoned()
+        _remove_abandoned()
         made = Path(tempfile.mkdtemp(prefix=NEW))
         lock = open(made / LOCK, "w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,7 +36,7 @@ def _remove(path: Path, lock: IO[str]) -> None:
     lock.close()
 
 
-def remove_abandoned() -> None:
+def _remove_abandoned() -> None:
     """Remove the folders of processes that are gone: a killed process cannot do it itself."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:

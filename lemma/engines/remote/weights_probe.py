@@ -45,15 +45,8 @@ def probe_prompt(policy: Policy, context: int) -> list[int]:
 
 def probe_arguments(policy: Policy) -> dict[str, Any]:
     """Sampling parameters of the probe; with a fixed seed, the same weights give the same tokens."""
-    scores_prompt = {} if policy.is_adapter else {"prompt_logprobs": 0}
-    return {
-        "temperature": 1.0,
-        "seed": 0,
-        "max_tokens": NEW_TOKENS,
-        "ignore_eos": True,
-        "logprobs": 0,
-        **scores_prompt,
-    }
+    fixed = {"temperature": 1.0, "seed": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True, "logprobs": 0}
+    return fixed if policy.is_adapter else fixed | {"prompt_logprobs": 0}
 
 
 @torch.no_grad()
@@ -68,11 +61,6 @@ def policy_logprobs(policy: Policy, ids: list[int]) -> np.ndarray:
     return logprobs.float().cpu().numpy()
 
 
-def difference(policy: Policy, scored: ProbeScores) -> float:
-    """The largest difference in float32; the mean difference in half precision."""
-    return _sum_up(policy, scored.gaps(policy_logprobs(policy, scored.ids).tolist()))
-
-
 def compare(policy: Policy, before: ProbeScores, now: ProbeScores) -> None:
     """Check that a server samples and scores the same as before its restart."""
     gap = _sum_up(policy, before.gaps(now.logprobs)) if before.ids == now.ids else math.inf
@@ -81,6 +69,7 @@ def compare(policy: Policy, before: ProbeScores, now: ProbeScores) -> None:
 
 
 def _sum_up(policy: Policy, gaps: np.ndarray) -> float:
+    """The largest difference in float32; the mean difference in half precision."""
     return float(gaps.max() if policy.dtype == torch.float32 else gaps.mean())
 
 
@@ -90,7 +79,7 @@ def _limit(policy: Policy) -> float:
 
 def verify(policy: Policy, scored: ProbeScores, version: int, who: str = "vLLM") -> float:
     """The difference; raises if it is too large."""
-    largest, limit = difference(policy, scored), _limit(policy)
+    largest, limit = _sum_up(policy, scored.gaps(policy_logprobs(policy, scored.ids).tolist())), _limit(policy)
     if not largest <= limit:
         raise EngineError(
             f"{who} does not hold the policy's weights after the update to version {version}: "

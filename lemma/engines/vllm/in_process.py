@@ -42,7 +42,7 @@ class VllmEngine(VllmBase):
                 "vLLM cannot share a process with others of its kind or with distributed training",
                 fix="close the first engine, or write `mode: server`",
             )
-        os.environ.update(environment(self.policy) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        os.environ.update(environment(self.policy.device.type == "cpu") | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         with _as_it_was(self.folder):
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine

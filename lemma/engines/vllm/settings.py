@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from lemma.engines.remote.server_client import IDLE_SECONDS, SERVED
 from lemma.engines.remote.server_process import own_environment
 from lemma.engines.vllm.vllm_options import VllmOptions
-from lemma.engines.vllm.weights import NAMES, adapter_rank, dtype_of
+from lemma.engines.vllm.weights import NAMES, adapter_rank
 from lemma.models.policy import Policy
 
 WORKER = "lemma.engines.vllm.vllm_worker"
@@ -20,7 +21,7 @@ def engine_arguments(policy: Policy, options: VllmOptions, context: int, seed: i
     """Arguments of vLLM's EngineArgs; the server takes them as options of the same names."""
     rank = adapter_rank(policy) if policy.is_adapter else 0
     on_cpu = policy.device.type == "cpu"
-    return plain_arguments(str(folder), NAMES[dtype_of(policy)], options, context, seed, rank, on_cpu)
+    return plain_arguments(str(folder), NAMES[policy.dtype], options, context, seed, rank, on_cpu)
 
 
 def plain_arguments(
@@ -52,13 +53,8 @@ def plain_arguments(
     return wanted
 
 
-def environment(policy: Policy) -> dict[str, str]:
-    """Variables that vLLM reads."""
-    return plain_environment(policy.device.type == "cpu")
-
-
-def plain_environment(on_cpu: bool) -> dict[str, str]:
-    """Lemma's logits processor is written for vLLM's first model runner."""
+def environment(on_cpu: bool) -> dict[str, str]:
+    """Variables that vLLM reads. Lemma's logits processor is written for vLLM's first model runner."""
     variables = {
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -80,10 +76,20 @@ def server_environment(wanted: Mapping[str, str], temporary: Path) -> dict[str, 
     }
 
 
-def as_options(arguments: Mapping[str, Any], host: str, port: int) -> list[str]:
-    """Engine arguments as options of the server's command line."""
-    options = ["--host", host, "--port", str(port), "--served-model-name", SERVED]
-    options += ["--middleware", "lemma.engines.remote.server_guard.Guard", "--disable-uvicorn-access-log"]
+def server_command(arguments: Mapping[str, Any], host: str, port: int) -> list[str]:
+    """The command line of vLLM's server behind Lemma's guard, with these engine arguments as its options."""
+    options = [sys.executable, "-m", "lemma.engines.remote.run_module", "vllm.entrypoints.openai.api_server"]
+    options += [
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--served-model-name",
+        SERVED,
+        "--middleware",
+        "lemma.engines.remote.server_guard.Guard",
+        "--disable-uvicorn-access-log",
+    ]
     for name, value in arguments.items():
         dashed = name.replace("_", "-")
         if isinstance(value, bool):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from lemma.core.errors import UserError
 from lemma.engines.remote.server_guard import check_key
-from lemma.engines.vllm.settings import as_options, plain_arguments, plain_environment, server_environment
-from lemma.engines.vllm.versions import check_version
+from lemma.engines.vllm.settings import environment, plain_arguments, server_command, server_environment
+from lemma.engines.vllm.versions import check_version, installed
 from lemma.engines.vllm.vllm_options import VllmOptions
 
 
@@ -52,16 +52,16 @@ def command(arguments: Sequence[str], temporary: Path) -> tuple[list[str], dict[
     wanted = plain_arguments(model, args.dtype, options, args.context, 0, args.lora_rank, on_cpu)
     if args.tensor_parallel > 1:
         wanted["tensor_parallel_size"] = args.tensor_parallel
-    variables = server_environment(plain_environment(on_cpu), temporary)
+    variables = server_environment(environment(on_cpu), temporary)
     if not Path(model).exists():
         variables.pop("HF_HUB_OFFLINE", None)
-    return [sys.executable, "-m", "lemma.engines.vllm.serve", *as_options(wanted, args.host, args.port)], variables
+    return server_command(wanted, args.host, args.port), variables
 
 
 def main() -> int:
     try:
         line, variables = command(sys.argv[1:], Path(tempfile.mkdtemp(prefix="lemma-vllm-server-")))
-        check_version()
+        check_version(installed())
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

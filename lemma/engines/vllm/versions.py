@@ -28,19 +28,13 @@ def advice() -> str:
     return f"install it with `pip install vllm=={BEST}`"
 
 
-def check_version() -> str:
-    """The installed version, or an error that says what to install."""
-    return judge(installed())
-
-
-def judge(version: str | None) -> str:
-    """The version, if it is one that works."""
+def check_version(version: str | None) -> None:
+    """An error that says what to install, where this version of vLLM does not work with Lemma."""
     if version is None:
         raise EngineError("the engine vllm needs the package vllm, which is not installed", fix=advice())
     if ".".join(version.split(".")[:2]) not in WORKING:
         series = ", ".join(f"{name}.x with torch {torch}" for name, torch in WORKING.items())
         raise EngineError(f"vLLM {version} is not one that works with Lemma (known to work: {series})", fix=advice())
-    return version
 
 
 def _torch_is_for_cpu() -> bool:

@@ -12,7 +12,7 @@ from lemma.engines.remote.weights_probe import ProbeScores, probe_prompt, verify
 from lemma.engines.sampling import check_request
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job
-from lemma.engines.vllm.versions import check_version
+from lemma.engines.vllm.versions import check_version, installed
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.weights import check_policy, write_model
 from lemma.models.policy import Policy
@@ -30,10 +30,10 @@ class VllmBase(Engine, ABC):
     scored: ProbeScores  # by vLLM, at the last probe
     prefix = ""  # of the names of jobs
 
-    def __init__(self, policy: Policy, seed: int, options: VllmOptions | None = None):
-        self.options = options or VllmOptions()
+    def __init__(self, policy: Policy, seed: int, options: VllmOptions):
+        self.options = options
         if isinstance(self.options.servers, int):  # with servers on other machines, this one needs no vLLM
-            check_version()
+            check_version(installed())
         check_policy(policy)
         self.policy, self.seed = policy, seed
         self.context = min(policy.context, self.options.context or policy.context)

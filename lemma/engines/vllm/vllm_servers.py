@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from lemma.engines.remote.server_gpus import gpus_of_servers
 from lemma.engines.remote.server_process import ServerProcess
 from lemma.engines.remote.servers import Counts, Servers
 from lemma.engines.remote.weights_probe import ProbeScores, probe_arguments, probe_prompt
-from lemma.engines.vllm.settings import as_options, engine_arguments, environment, server_environment
+from lemma.engines.vllm.settings import engine_arguments, environment, server_command, server_environment
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.weights import write_adapter, write_model, write_weights
 from lemma.models.policy import Policy
@@ -58,9 +57,9 @@ class VllmServers(Servers):
             write_weights(self.policy, self.folder / "model", keep=ranks.is_leader())
 
     def command(self, number: int, port: int) -> tuple[list[str], Mapping[str, str]]:
-        variables = environment(self.policy) | gpus_of_servers(self.policy.device.type, self.options, number)
-        line = [sys.executable, "-m", "lemma.engines.vllm.serve", *as_options(self._wanted, "127.0.0.1", port)]
-        return line, server_environment(variables, self.folder)
+        device = self.policy.device.type
+        variables = environment(device == "cpu") | gpus_of_servers(device, self.options, number)
+        return server_command(self._wanted, "127.0.0.1", port), server_environment(variables, self.folder)
 
     def prepare(self, client: ServerClient, *, is_own: bool) -> None:
         client.rpc("lemma_prepare")

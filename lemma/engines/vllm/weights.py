@@ -29,17 +29,13 @@ def check_policy(policy: Policy) -> None:
             "vLLM cannot run adapters with layers that are trained whole",
             fix="write `engine: native`, or remove `modules_to_save` from model.lora",
         )
-    if dtype_of(policy) not in NAMES:
-        raise EngineError(f"vLLM cannot run weights of type {dtype_of(policy)}", fix="write `precision: bf16`")
+    if policy.dtype not in NAMES:
+        raise EngineError(f"vLLM cannot run weights of type {policy.dtype}", fix="write `precision: bf16`")
     config = policy.causal.config.get_text_config()
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     refusal = head_refusal(head) if policy.device.type == "cpu" else None
     if refusal is not None:
         raise EngineError(refusal, fix="write `engine: native`")
-
-
-def dtype_of(policy: Policy) -> torch.dtype:
-    return policy.dtype
 
 
 def base_state(policy: Policy) -> dict[str, torch.Tensor]:
@@ -59,7 +55,7 @@ def write_model(policy: Policy, folder: Path, keep: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(policy.causal.config)
     config.architectures = [type(policy.causal).__name__]
-    config.dtype = dtype_of(policy)
+    config.dtype = policy.dtype
     if keep:
         config.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
@@ -69,7 +65,7 @@ def write_model(policy: Policy, folder: Path, keep: bool = True) -> None:
 def write_weights(policy: Policy, folder: Path, keep: bool = True) -> None:
     """Replace the weights in the folder; if they are sharded, all ranks call this together, and those with `keep`
     write."""
-    files = write_buckets(base_state(policy), dtype_of(policy), folder, keep)
+    files = write_buckets(base_state(policy), policy.dtype, folder, keep)
     if keep and len(set(files.values())) > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
@@ -79,7 +75,7 @@ def write_adapter(policy: Policy, folder: Path) -> None:
     state = None
     if policy.is_split:
         own = {name: tensor for name, tensor in policy.module.state_dict().items() if ".lora_" in name}
-        state = {name: whole_as(tensor, dtype_of(policy)).cpu() for name, tensor in own.items()}
+        state = {name: whole_as(tensor, policy.dtype).cpu() for name, tensor in own.items()}
     policy.peft.save_pretrained(folder, state_dict=state)
 
 

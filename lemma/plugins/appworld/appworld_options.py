@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ from lemma.plugins.appworld.task_reward import RewardKind, goal_completion
 
 class AppWorldOptions(EnvironmentOptions):
     """AppWorld: everyday tasks in a person's apps, done in code; `lemma env setup appworld` installs what it needs."""
+
+    says_first: ClassVar[bool] = False
 
     name: Literal["appworld"] = "appworld"
     """The tasks and apps of AppWorld."""
@@ -119,9 +121,8 @@ class AppWorldOptions(EnvironmentOptions):
             extra={TASK: task.id},
         )
 
-    def opened(self, problem: Problem, seed: int) -> Problem:
-        """The problem already is the first prompt, so no world is needed. Starts the runner in the background."""
-        self.check()
+    def introduced(self, problem: Problem, messages: Sequence[Message]) -> Problem:
+        """The problem already is the first prompt. Starts the runner in the background."""
         begin(self.runner)
         return problem
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from pydantic import ValidationError
-
+from lemma.config.registry import from_options
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments.environment import Action
@@ -29,11 +28,7 @@ def options_of(overrides: Sequence[str]) -> AppWorldOptions:
         if not is_given:
             raise UserError(f"'{one}' sets nothing", fix="write for example `--set root=appworld`")
         values[name] = value
-    try:
-        return AppWorldOptions.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return from_options(AppWorldOptions, values, "appworld")
 
 
 def try_appworld(options: AppWorldOptions) -> Iterator[tuple[bool, str]]:

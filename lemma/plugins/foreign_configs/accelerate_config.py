@@ -33,12 +33,8 @@ FSDP_TUNING = {
     "sync_module_states", "cpu_ram_efficient_loading", "state_dict_type", "activation_checkpointing_offload",
 }  # fmt: skip
 FSDP_MAPPED = {
-    "sharding_strategy",
-    "reshard_after_forward",
-    "offload_params",
-    "cpu_offload",
-    "activation_checkpointing",
-}
+    "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload", "activation_checkpointing",
+}  # fmt: skip
 FSDP_NOT_DONE = {
     "xla": "has no counterpart: Lemma computes with torch alone",
     "xla_fsdp_v2": "has no counterpart: Lemma computes with torch alone",
@@ -84,11 +80,7 @@ def read_accelerate(values: Mapping[str, Any], mapped: Mapped) -> None:
     for name, size in mapped.part(values, "parallelism_config").items():
         if name.endswith("_size") and "dp_" not in name and size not in (None, 1, "1"):
             mapped.say(f"parallelism_config.{name}", "has no counterpart: ranks share data, not layers or sequences")
-    for key in values:
-        if key in ELSEWHERE:
-            mapped.tuned.append(key)
-        elif key not in TAKEN:
-            mapped.unknown(key)
+    mapped.rest(values, TAKEN, ELSEWHERE)
 
 
 def _precision(values: Mapping[str, Any], mapped: Mapped) -> None:
@@ -124,13 +116,7 @@ def read_fsdp(block: Mapping[str, Any], mapped: Mapped, prefix: str = "") -> Non
             mapped.say(prefix + key, OFFLOAD)
     if "activation_checkpointing" in values:
         mapped.put(CHECKPOINTING, is_on(values["activation_checkpointing"]), f"{prefix}activation_checkpointing")
-    for key, value in values.items():
-        if key in FSDP_NOT_DONE and value not in (False, None, {}):
-            mapped.say(prefix + key, FSDP_NOT_DONE[key])
-        elif key in FSDP_TUNING:
-            mapped.tuned.append(prefix + key)
-        elif key not in FSDP_KEYS:
-            mapped.unknown(prefix + key)
+    mapped.rest(values, FSDP_MAPPED, FSDP_TUNING, FSDP_NOT_DONE, prefix)
 
 
 def _shard(values: Mapping[str, Any], mapped: Mapped, prefix: str) -> str:

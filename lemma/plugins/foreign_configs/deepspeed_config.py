@@ -18,7 +18,6 @@ TUNING = {
     "communication_data_type", "flops_profiler", "comms_logger", "aio", "checkpoint", "memory_breakdown",
     "dataloader_drop_last", "torch_autocast", "data_types", "compile",
 }  # fmt: skip
-LOGGERS = {"tensorboard", "wandb", "csv_monitor", "comet", "monitor_config"}
 NOT_DONE = {
     "amp": "has no counterpart: write `model.precision`",
     "sparse_gradients": "has no counterpart: gradients are dense",
@@ -32,6 +31,10 @@ NOT_DONE = {
     "tensor_parallel": "has no counterpart: ranks share data, not layers",
     "progressive_layer_drop": "has no counterpart",
     "eigenvalue": "has no counterpart",
+    **dict.fromkeys(
+        ("tensorboard", "wandb", "csv_monitor", "comet", "monitor_config"),
+        "has no effect: loggers are named under `run`",
+    ),
 }
 ZERO_NOT_DONE = {
     "zero_hpz_partition_size": "has no counterpart: weights are split over all ranks",
@@ -55,19 +58,7 @@ def read_deepspeed(values: Mapping[str, Any], mapped: Mapped) -> None:
     _schedule(mapped.part(values, "scheduler"), mapped)
     if mapped.part(values, "activation_checkpointing"):
         mapped.say("activation_checkpointing", "only tunes it: `model.checkpointing: true` turns it on")
-    for key in values:
-        if key in taken:
-            continue
-        block = values[key]
-        is_off = block in (False, None, {}) or (isinstance(block, dict) and block.get("enabled") is False)
-        if key in NOT_DONE and not is_off:
-            mapped.say(key, NOT_DONE[key])
-        elif key in LOGGERS and not is_off:
-            mapped.say(key, "has no effect: loggers are named under `run`")
-        elif key in TUNING:
-            mapped.tuned.append(key)
-        elif key not in NOT_DONE and key not in LOGGERS:
-            mapped.unknown(key)
+    mapped.rest(values, taken, TUNING, NOT_DONE)
 
 
 def _batch(values: Mapping[str, Any], mapped: Mapped) -> None:
@@ -200,10 +191,6 @@ def from_accelerate(block: Mapping[str, Any], mapped: Mapped) -> None:
     tuned |= {"offload_optimizer_nvme_path", "offload_param_nvme_path"}
     known = {"zero_stage", "gradient_clipping", "gradient_accumulation_steps", "deepspeed_config_file"}
     known |= {"offload_optimizer_device", "offload_param_device"}
-    for key in block:
-        if key in tuned:
-            mapped.tuned.append(f"deepspeed_config.{key}")
-        elif key not in known:
-            mapped.unknown(f"deepspeed_config.{key}")
+    mapped.rest(block, known, tuned, prefix="deepspeed_config.")
     if is_on(block.get("zero3_init_flag")) and stage != 3:
         mapped.tuned.append("deepspeed_config.zero3_init_flag")

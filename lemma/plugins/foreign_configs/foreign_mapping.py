@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,22 @@ class Mapped:
 
     def unknown(self, key: str) -> None:
         self.say(key, "is not known to Lemma and has no effect")
+
+    def rest(
+        self, values: Mapping[str, Any], known: Collection[str], tuned: Collection[str],
+        not_done: Mapping[str, str] | None = None, prefix: str = "",
+    ) -> None:  # fmt: skip
+        """Of every key what becomes of it, but of those that are `known`. What has no counterpart is said where it is
+        on."""
+        lacking = not_done or {}
+        for key, value in values.items():
+            is_unset = value in (False, None, {}) or (isinstance(value, dict) and value.get("enabled") is False)
+            if key in lacking and not is_unset:
+                self.say(prefix + key, lacking[key])
+            elif key in tuned:
+                self.tuned.append(prefix + key)
+            elif key not in known and key not in lacking:
+                self.unknown(prefix + key)
 
     def number(self, values: Mapping[str, Any], key: str, name: str = "") -> float | None:
         """A number where there is one; `auto` is noted, and text that is no number refused."""

@@ -24,16 +24,9 @@ from lemma.plugins.gguf.gguf_tokenizer import build_tokenizer
 # Architectures whose configuration is their row of transformers' table and nothing more; the others are read by
 # transformers itself, which takes many seconds for a large vocabulary.
 PLAIN = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen2moe": "qwen2_moe",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-    "phi3": "phi3",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "starcoder2": "starcoder2",
-}
+    "llama": "llama", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe",
+    "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text", "starcoder2": "starcoder2",
+}  # fmt: skip
 # Values that transformers' reader does not know for every architecture, under their names in its configurations.
 MORE_VALUES = {
     "attention.key_length": "head_dim",

@@ -7,18 +7,15 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import lemma
 from lemma.engines.remote.server_guard import PARENT_VARIABLE
-
-LAST_BYTES = 4000
+from lemma.engines.remote.server_process import cause_in, free_port, own_environment
 
 
 @dataclass(frozen=True)
@@ -45,24 +42,19 @@ class ProcessActor:
         return Home(context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
     def free_port(self) -> int:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return int(probe.getsockname()[1])
+        return free_port("")
 
-    def start(self, module: str, arguments: Sequence[str], variables: Mapping[str, str], folder: str) -> int:
+    def start(self, module: str, arguments: Sequence[str], variables: dict[str, str], folder: str) -> int:
         """Run a module of Python in this folder; its process id."""
-        root = str(Path(lemma.__file__).resolve().parents[1])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        place = Path(folder)
-        own = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self._log.parent), PARENT_VARIABLE: str(os.getpid())}
+        own = own_environment() | {"TMPDIR": str(self._log.parent), PARENT_VARIABLE: str(os.getpid())}
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lemma.plugins.ray.ray_rank", module, *arguments],
+                [sys.executable, "-m", "lemma.engines.remote.run_module", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **own, **variables},
-                cwd=place if place.is_dir() else None,
+                env=own | variables,
+                cwd=folder if Path(folder).is_dir() else None,
                 start_new_session=True,
             )
         return self._process.pid
@@ -78,10 +70,7 @@ class ProcessActor:
         return status, new.decode(errors="replace"), offset + len(new)
 
     def last_words(self) -> str:
-        text = self._log.read_bytes()[-LAST_BYTES:].decode(errors="replace") if self._log.exists() else ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        telling = [line for line in lines if "Error" in line or "error:" in line]
-        return (telling or lines or ["it said nothing"])[-1][-300:]
+        return cause_in(self._log)
 
     def interrupt(self) -> None:
         """Ask it to save and end."""

@@ -7,30 +7,23 @@ another port; a server that dies starts again at its address.
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lemma.cluster.launching import FreshStart, progress
-from lemma.cluster.rank_watch import LOST
+from lemma.cluster.launching import Launcher
 from lemma.core.errors import UserError
 from lemma.core.exchange import KEY_VARIABLE as RANKS_KEY
-from lemma.core.terminal import visible
 from lemma.plugins.ray.ray_actors import Home, ProcessActor
 
-POLL_SECONDS = 0.5
-CAUSE_SECONDS = 2.0  # until the rank that failed first can be told from those that lost it
 PLACE_SECONDS = 120.0  # until the cluster has room
 CALL_SECONDS = 60.0  # until an actor answers
-STOP_SECONDS = 600.0  # for ranks that were asked to save and end
-USER_ERROR = 2  # the exit status of one sentence that a restart would only repeat
 KEY_VARIABLE = "LEMMA_SERVERS_KEY"
 SERVER_MODULE = "lemma.engines.vllm.stand_alone"
 
@@ -48,45 +41,83 @@ class RayJobSpec:
     servers: Sequence[Sequence[str]] = ()
     stages: Sequence[str] = ()
     fresh: bool = False
-    cpus: int = 1
     module: str = "lemma"
 
 
 @dataclass(slots=True)
-class _Placed:
-    """An actor with the place that it has and the part of its output that was read."""
+class ActorProcess:
+    """The process of an actor, as a launcher sees it: its place in the cluster, and the part of its output that was
+    read."""
 
     actor: Any
     home: Home
     bundle: int
+    is_shown: bool = False
     offset: int = 0
+
+    def poll(self) -> int | None:
+        """The exit status; None while it runs, -9 where its actor is gone."""
+        import ray
+
+        try:
+            status, text, self.offset = _get(self.actor.look.remote(self.offset))
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return -signal.SIGKILL
+        if self.is_shown and text:
+            print(text, end="", flush=True)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        self.actor.interrupt.remote()
+
+    def last_words(self) -> str:
+        import ray
+
+        try:
+            return str(_get(self.actor.last_words.remote()))
+        except ray.exceptions.RayError as error:
+            return f"its actor is gone ({type(error).__name__})"
 
 
 @dataclass
 class _Group:
     spec: RayJobSpec
     placement: Any
-    ranks: list[_Placed] = field(default_factory=list)
-    servers: list[_Placed] = field(default_factory=list)
+    ranks: list[ActorProcess] = field(default_factory=list)
+    servers: list[ActorProcess] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://{one.home.address}:{port}" for one, port in zip(self.servers, self.ports, strict=True)]
 
-def launch_on_ray(spec: RayJobSpec, address: str = "auto") -> int:
+    def alive(self, one: ActorProcess) -> ActorProcess:
+        """This one, or a new actor in the place of one that is gone."""
+        import ray
+
+        try:
+            _get(one.actor.home.remote())
+            return one
+        except ray.exceptions.RayError:
+            return _actor(self.placement, one.bundle, self.placement.bundle_specs[one.bundle])
+
+
+def launch_on_ray(spec: RayJobSpec) -> int:
     """Run until all ranks have ended; the exit status of the run."""
     import ray
 
-    with _connected(address):
+    with _connected():
         gpus = int(ray.cluster_resources().get("GPU", 0)) if spec.wants_gpus else 0
         count = spec.ranks or max(1, gpus - len(spec.servers))
-        with _placed(spec, count, bool(gpus)) as group, _stop_asked() as asked:
+        with _placed(spec, count, bool(gpus)) as group:
             for number in range(len(group.servers)):
                 _start_server(group, number)
-            return _run(group, asked)
+            return RayLauncher(group).run()
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
+def _connected() -> Iterator[None]:
     try:
         import ray
     except ImportError:
@@ -96,10 +127,10 @@ def _connected(address: str) -> Iterator[None]:
     already = ray.is_initialized()
     if not already:
         try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="lemma")
+            ray.init(address="auto", log_to_driver=False, configure_logging=False, namespace="lemma")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"there is no Ray cluster at '{address}': {str(error).splitlines()[0]}",
+                f"there is no Ray cluster: {str(error).splitlines()[0]}",
                 fix="start one with `ray start --head`, or name it: RAY_ADDRESS=HOST:6379",
             ) from None
     try:
@@ -115,7 +146,7 @@ def _placed(spec: RayJobSpec, count: int, on_gpus: bool) -> Iterator[_Group]:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundle = {"CPU": float(spec.cpus), **({"GPU": 1.0} if on_gpus else {})}
+    bundle = {"CPU": 1.0, **({"GPU": 1.0} if on_gpus else {})}
     total = count + len(spec.servers)
     placement = placement_group([bundle] * total, strategy="PACK")
     group = _Group(spec, placement)
@@ -139,7 +170,7 @@ def _placed(spec: RayJobSpec, count: int, on_gpus: bool) -> Iterator[_Group]:
         remove_placement_group(placement)
 
 
-def _actor(placement: Any, index: int, bundle: dict[str, float]) -> _Placed:
+def _actor(placement: Any, index: int, bundle: dict[str, float]) -> ActorProcess:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -148,7 +179,7 @@ def _actor(placement: Any, index: int, bundle: dict[str, float]) -> _Placed:
         num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy, max_restarts=0
     )
     actor: Any = made.remote()
-    return _Placed(actor, _get(actor.home.remote()), index)
+    return ActorProcess(actor, _get(actor.home.remote()), index)
 
 
 def _get(reference: Any) -> Any:
@@ -157,7 +188,7 @@ def _get(reference: Any) -> Any:
     return ray.get(reference, timeout=CALL_SECONDS)
 
 
-def _by_node(ranks: Sequence[_Placed]) -> list[_Placed]:
+def _by_node(ranks: Sequence[ActorProcess]) -> list[ActorProcess]:
     """Ranks of one node follow each other, as torchrun numbers them."""
     nodes = list(dict.fromkeys(one.home.node for one in ranks))
     return sorted(ranks, key=lambda one: (nodes.index(one.home.node), one.bundle))
@@ -192,151 +223,46 @@ def _start_server(group: _Group, number: int) -> None:
     _get(server.actor.start.remote(SERVER_MODULE, arguments, {KEY_VARIABLE: group.key}, str(Path.cwd())))
 
 
-def _start_ranks(group: _Group, fresh: Sequence[str]) -> None:
-    homes = [one.home for one in group.ranks]
-    port = _get(group.ranks[0].actor.free_port.remote())
-    urls = [f"http://{one.home.address}:{port}" for one, port in zip(group.servers, group.ports, strict=True)]
-    told = [f"--set=stages.{name}.rollout.engine.servers={urls}" for name in group.spec.stages if urls]
-    alone = ["--ranks=1"] if group.spec.module == "lemma" else []
-    arguments = [*group.spec.arguments, *fresh, *alone, *(one.replace("'", '"') for one in told)]
-    for one, variables in zip(group.ranks, variables_of(homes, port), strict=True):
-        one.offset = 0
-        own = variables | ({KEY_VARIABLE: group.key} if urls else {})
-        _get(one.actor.start.remote(group.spec.module, arguments, own, str(Path.cwd())))
+class RayLauncher(Launcher):
+    """Ranks in actors. Those that are gone are replaced before the next attempt, and servers as soon as it is seen."""
 
+    poll_seconds, cause_seconds = 0.5, 2.0
 
-def _run(group: _Group, asked: threading.Event) -> int:
-    """Attempt after attempt: a death without a step since the last one counts against the restarts."""
-    folder = group.spec.run_folder
-    fresh = FreshStart(folder, group.spec.fresh)
-    deaths, steps = 0, progress(folder)
-    while True:
-        _start_ranks(group, fresh.words)
-        status, words = _watch(group, asked)
-        if status is None or status in (0, USER_ERROR):
-            if words:
-                print(visible(words), file=sys.stderr, flush=True)
-            return 1 if status is None else status
-        steps, now = fresh.progress_since(steps), progress(folder)
-        deaths, steps = (1 if now > steps else deaths + 1), now
-        if deaths > group.spec.restarts or asked.is_set():
-            print(visible(f"error: {words}; the ranks died {deaths} times in a row"), file=sys.stderr, flush=True)
-            return 1
-        print(visible(f"warning: {words}; all ranks start again"), file=sys.stderr, flush=True)
-        _replace_dead(group)
+    def __init__(self, group: _Group):
+        spec, self._group = group.spec, group
+        super().__init__(
+            spec.arguments, len(group.ranks), spec.run_folder, restarts=spec.restarts, fresh=spec.fresh,
+            say=lambda text: print(f"lemma: {text}", file=sys.stderr, flush=True),
+        )  # fmt: skip
 
+    def environments(self, attempt: int, meeting: Path) -> list[dict[str, str]]:
+        self._group.ranks = _by_node([self._group.alive(one) for one in self._group.ranks])
+        port = _get(self._group.ranks[0].actor.free_port.remote())
+        more = {KEY_VARIABLE: self._group.key} if self._group.servers else {}
+        return [one | more for one in variables_of([one.home for one in self._group.ranks], port)]
 
-def _watch(group: _Group, asked: threading.Event) -> tuple[int | None, str]:
-    """Until every rank has ended well, or one has not: the others are ended then. The first rank's output is shown."""
-    end = None
-    while True:
-        if asked.is_set() and end is None:
-            end = time.monotonic() + STOP_SECONDS
-            for one in group.ranks:
-                one.actor.interrupt.remote()
-        states = [_look(one, rank == 0) for rank, one in enumerate(group.ranks)]
-        if any(state not in (None, 0) for state in states):
-            return _fall(group)
-        if all(state == 0 for state in states):
-            return 0, ""
-        if end is not None and time.monotonic() > end:
-            _end(group.ranks)
-            return None, "the ranks did not end in time and were killed"
-        _look_at_servers(group)
-        time.sleep(POLL_SECONDS) if asked.is_set() else asked.wait(POLL_SECONDS)
+    def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> ActorProcess:
+        spec, one = self._group.spec, self._group.ranks[int(env["RANK"])]
+        one.is_shown, one.offset = output is None, 0
+        alone = ["--ranks=1"] if spec.module == "lemma" else []
+        told = [f"--set=stages.{name}.rollout.engine.servers={json.dumps(self._group.urls)}" for name in spec.stages]
+        _get(one.actor.start.remote(spec.module, [*command, *alone, *told], env, str(Path.cwd())))
+        return one
 
-
-def _fall(group: _Group) -> tuple[int, str]:
-    """The first cause: the others noticed that somebody was lost, and may have ended before it was seen here."""
-    time.sleep(CAUSE_SECONDS)
-    states = {rank: _look(one, rank == 0) for rank, one in enumerate(group.ranks)}
-    wrong = {rank: state for rank, state in states.items() if state not in (None, 0)}
-    causes = {rank: state for rank, state in wrong.items() if state != LOST}
-    rank, status = min((causes or wrong).items(), key=_how_likely_second)
-    assert status is not None
-    one = group.ranks[rank]
-    said = f"rank {rank} on {one.home.address} ended with status {status}: {_words(one)}"
-    _end(group.ranks)
-    return status, "" if status == USER_ERROR and rank == 0 else said  # the first rank was heard already
-
-
-def _how_likely_second(ended: tuple[int, int | None]) -> tuple[int, int]:
-    """A user's error and a signal are causes; other failures may be what those who lost a rank said of it."""
-    rank, status = ended
-    return (0 if status == USER_ERROR else 1 if status is not None and status < 0 else 2), rank
-
-
-def _look(one: _Placed, is_shown: bool) -> int | None:
-    """The exit status of a rank; None while it runs, -9 where its actor is gone."""
-    import ray
-
-    try:
-        status, text, one.offset = _get(one.actor.look.remote(one.offset))
-    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-        return -signal.SIGKILL
-    if is_shown and text:
-        print(text, end="", flush=True)
-    return status
-
-
-def _words(one: _Placed) -> str:
-    import ray
-
-    try:
-        return str(_get(one.actor.last_words.remote()))
-    except ray.exceptions.RayError as error:
-        return f"its actor is gone ({type(error).__name__})"
-
-
-def _end(ranks: Sequence[_Placed]) -> None:
-    for one in ranks:
+    def end_rank(self, rank: ActorProcess) -> None:
         with suppress(Exception):  # it may be gone already
-            _get(one.actor.kill.remote())
+            _get(rank.actor.kill.remote())
 
+    def name_of(self, rank: int) -> str:
+        return f"rank {rank} on {self._group.ranks[rank].home.address}"
 
-def _replace_dead(group: _Group) -> None:
-    """A new actor in the place of each that is gone."""
-    import ray
+    def last_words(self, meeting: Path, rank: int) -> str:
+        return f"{self.name_of(rank)}: {self._group.ranks[rank].last_words()}"
 
-    bundles = group.placement.bundle_specs
-    for index, one in enumerate(group.ranks):
-        try:
-            _get(one.actor.home.remote())
-        except ray.exceptions.RayError:
-            group.ranks[index] = _actor(group.placement, one.bundle, bundles[one.bundle])
-    group.ranks = _by_node(group.ranks)
-
-
-def _look_at_servers(group: _Group) -> None:
-    """A server that ended starts again at its address, in another actor where that is gone too."""
-    for number, one in enumerate(group.servers):
-        if _look(one, False) is None:
-            continue
-        print(
-            visible(f"warning: vLLM server {number + 1} ended: {_words(one)}; it starts again"),
-            file=sys.stderr,
-            flush=True,
-        )
-        import ray
-
-        try:
-            _get(one.actor.home.remote())
-        except ray.exceptions.RayError:
-            spec = group.placement.bundle_specs[one.bundle]
-            group.servers[number] = _actor(group.placement, one.bundle, spec)
-        _start_server(group, number)
-
-
-@contextmanager
-def _stop_asked() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM ask the ranks to save and end; within `with` this process waits for them."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = {number: signal.signal(number, lambda *_: event.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def look(self) -> None:
+        """A server that ended starts again at its address, in another actor where that is gone too."""
+        for number, one in enumerate(self._group.servers):
+            if one.poll() is not None:
+                self._say(f"warning: vLLM server {number + 1} ended: {one.last_words()}; it starts again")
+                self._group.servers[number] = self._group.alive(one)
+                _start_server(self._group, number)

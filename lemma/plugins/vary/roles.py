@@ -88,7 +88,6 @@ class Symbol:
     tree: Tree | None = None
     fixed: bool = False
     percent: bool = False
-    money: bool = False
     at: int = -1
     line: int = -1
     cap: int | None = None
@@ -167,8 +166,8 @@ class _Planner:
     def _read_question(self, text: str) -> None:
         numbers = numbers_in(text)
         roles = [role_of(text, number) for number in numbers]
-        for values in _fractions(text):
-            self.constants |= values
+        for part, whole in re.findall(r"(?<![\d.])(\d+)\s?/\s?(\d+)", text):
+            self.constants |= shares(int(part), int(whole))
         places: dict[Exact, int] = {}
         filled = []
         for number, role in zip(numbers, roles, strict=True):
@@ -192,7 +191,6 @@ class _Planner:
 
     def _note(self, text: str, number: Number, symbol: Symbol) -> None:
         """Record what the words around a number require of it."""
-        symbol.money |= text[number.start - 1 : number.start] == "$"
         symbol.article |= ARTICLE.search(text[max(0, number.start - 4) : number.start]) is not None
         unit = UNIT.match(text, number.end)
         caps = []
@@ -289,15 +287,13 @@ class _Planner:
             and place not in self.fixed.values()
             and (symbol.at < at or (line is not None and symbol.line == line))
         ]
-        if value in self.constants or (not symbols and self._is_count(value)):
+        is_count = value.denominator == 1 and 1 <= value <= SMALL and value not in self.reachable
+        if value in self.constants or (not symbols and is_count):
             symbols.append(self._constant(value))
         if not symbols:
             raise Unclear("unknown number")
         self.plan.equal.update((symbols[0], other) for other in symbols[1:])
         return symbols[0]
-
-    def _is_count(self, value: Exact) -> bool:
-        return value.denominator == 1 and 1 <= value <= SMALL and value not in self.reachable
 
     def _reachable(self, question: str) -> set[Exact]:
         """Values that can be derived from the question without being written down."""
@@ -351,10 +347,6 @@ def decimals_of(value: Exact) -> int:
     while power % value.denominator and decimals < 12:
         decimals, power = decimals + 1, power * 10
     return decimals
-
-
-def _fractions(text: str) -> list[set[Fraction]]:
-    return [shares(int(part), int(whole)) for part, whole in re.findall(r"(?<![\d.])(\d+)\s?/\s?(\d+)", text)]
 
 
 def role_of(text: str, number: Number, in_working: bool = False) -> Role:
