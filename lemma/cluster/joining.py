@@ -22,7 +22,7 @@ from lemma.cluster.arrival import LOCAL, LOOK_SECONDS, Lobby, address_of_name, a
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.rank_watch import LOST, RankLost, RankWatch, reason_of, say_loss
 from lemma.core.errors import UserError
-from lemma.core.exchange import KEY_VARIABLE
+from lemma.core.rank_objects import KEY_VARIABLE
 from lemma.core.rank_place import RankPlace, number_of_environment, place_of
 from lemma.core.ranks import RankWorld, gather_over_ranks, joined
 from lemma.core.roll_call import roll_call

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Protocol
 from lemma.cluster.rank_end import INTERRUPTED
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
-from lemma.core.exchange import KEY_VARIABLE
+from lemma.core.rank_objects import KEY_VARIABLE
 from lemma.core.terminal import visible
 
 # How long ranks may take to end once one of them ended in good order, and once one of them failed.

@@ -159,7 +159,7 @@ def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
     """What every rank gives, in the order of ranks. Every rank must call this alike."""
     if _world.size == 1:
         return [value]
-    from lemma.core.exchange import exchange_objects
+    from lemma.core.rank_objects import exchange_objects
 
     return exchange_objects(_world, _control(), value, place, to_leader=False)
 
@@ -168,7 +168,7 @@ def gather_to_leader(value: T, place: str = "an agreement") -> list[T]:
     """What every rank gives, in the order of ranks, on the first rank; nothing on the others."""
     if _world.size == 1:
         return [value]
-    from lemma.core.exchange import exchange_objects
+    from lemma.core.rank_objects import exchange_objects
 
     return exchange_objects(_world, _control(), value, place, to_leader=True)
 
@@ -188,7 +188,7 @@ def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
     except BaseException as error:  # noqa: BLE001 (raised again below, here and by all others)
         _thread.may_leave = False
         trouble = error
-    from lemma.core.exchange import portable
+    from lemma.core.rank_objects import portable
 
     everybody = gather_over_ranks((mine, None if trouble is None else portable(trouble, _world.rank)), place)
     if trouble is not None:

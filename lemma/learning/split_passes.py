@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lemma.core.errors import UserError
-from lemma.core.exchange import in_step
+from lemma.core.rank_objects import in_step
 from lemma.core.ranks import gather_over_ranks, rank, slots_of, world_size
 from lemma.core.types import Trajectory
 from lemma.learning.passes import deal_packs

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lemma.core.errors import UserError
-from lemma.core.exchange import in_step
+from lemma.core.rank_objects import in_step
 from lemma.core.ranks import carrier, is_leader
 from lemma.models.critic import Critic
 from lemma.models.policy import PackModel, Policy

@@ -11,7 +11,7 @@ import pytest
 
 from lemma.cluster.joining import shared_key
 from lemma.core.errors import UserError
-from lemma.core.exchange import KEY_VARIABLE, seal, unseal
+from lemma.core.rank_objects import KEY_VARIABLE, seal, unseal
 from tests.cluster.forked import wait_for
 from tests.preloaded import Python
 

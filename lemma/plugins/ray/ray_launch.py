@@ -19,7 +19,7 @@ from typing import Any
 
 from lemma.cluster.launching import Launcher
 from lemma.core.errors import UserError
-from lemma.core.exchange import KEY_VARIABLE as RANKS_KEY
+from lemma.core.rank_objects import KEY_VARIABLE as RANKS_KEY
 from lemma.plugins.ray.ray_actors import Home, ProcessActor
 
 PLACE_SECONDS = 120.0  # until the cluster has room
