@@ -18,7 +18,8 @@ from lemma.engines.protocol import Sampling
 from lemma.formats import make_format
 from lemma.formats.detokenizer import Detokenizer
 from lemma.formats.encode import encode_prompt
-from lemma.grading import Rules, Verdict
+from lemma.grading import Verdict
+from lemma.grading.grader import PendingGrade
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.policy import Policy
@@ -154,8 +155,8 @@ def test_a_slow_verdict_does_not_keep_later_completions_from_being_read(policy: 
 
         first: Future[Verdict] | None = None
 
-        def submit(self, text: str, gold: str, rules: Rules) -> Future[Verdict]:
-            read.append(text)
+        def decide(self, pending: PendingGrade) -> Future[Verdict]:
+            read.append(pending.extracted)
             future: Future[Verdict] = Future()
             if self.first is None:
                 self.first = future
@@ -166,7 +167,10 @@ def test_a_slow_verdict_does_not_keep_later_completions_from_being_read(policy: 
             return future
 
     engine = Scripted(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
-    work = [replace(ask, key=("rl", 1, i)) for i, ask in enumerate(asks(policy, 75))]
+    work = [
+        replace(ask, key=("rl", 1, i), problem=replace(ask.problem, golds=(r"\int_0^1 x dx",)))
+        for i, ask in enumerate(asks(policy, 75))
+    ]
     judged = Scorer(make_format({"name": "r1_zero"}), [make_reward("accuracy")], policy.tokenizer, service=Slow())  # type: ignore[arg-type]
     samples = iter(play(engine, work, Sampling(max_tokens=20), judged))
     assert next(samples).verdict == "right"
