@@ -276,7 +276,8 @@ def test_the_command_refuses_what_is_no_evaluation(tmp_path: Path, capsys: pytes
     assert main(["compare", str(made), str(made), "--benchmarks", "made, "]) == 0
     assert main(["compare", str(made), str(made), "--benchmarks", "mad"]) == 2
     assert "did you mean 'made'?" in capsys.readouterr().err
-    assert read_evaluation(made, "format").scores["made"] == {"p0": [1.0], "p1": [1.0], "p2": [1.0]}
+    problems = read_evaluation(made, "format").problems["made"]
+    assert {name: one.scores for name, one in problems.items()} == {"p0": [1.0], "p1": [1.0], "p2": [1.0]}
 
 
 def test_a_file_that_lost_samples_gives_no_numbers_over_fewer_problems(
