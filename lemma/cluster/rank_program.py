@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemma.children.child_main import end_with
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.joining import member
 from lemma.cluster.launching import Launcher
@@ -32,11 +31,8 @@ DEADLINE = 24 * 3600.0
 def end_with_launcher() -> None:
     """Have the kernel kill this rank when its launcher dies, however that happens."""
     launcher = os.environ.get("LEMMA_LAUNCHER")
-    if launcher is None or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(launcher):
-        os._exit(1)
+    if launcher is not None:
+        end_with(int(launcher))
 
 
 def is_a_rank() -> bool:

@@ -20,9 +20,7 @@ from lemma.children.child_main import Channel
 from lemma.config.registry import file_of, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome, Problem
-from lemma.environments.env_server import problem_from
-
-LONGEST_REASON = 500
+from lemma.environments.env_server import problem_from, words_of
 
 
 class WrongReward(Exception):
@@ -129,7 +127,7 @@ def _caught(function: Callable[..., Any], arguments: Any, more: Any) -> tuple[An
 def _reason(error: BaseException) -> str:
     if isinstance(error, AgentRaised):
         return str(error)
-    return f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+    return words_of(error)
 
 
 def _last_line(printed: str) -> Any:

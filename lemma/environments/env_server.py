@@ -87,11 +87,11 @@ class EnvServer:
         except UserError as error:
             answer = EnvAnswer(order.env, "refused", str(error))
         except (WorldGone, ConnectionError, TimeoutError) as error:
-            answer, is_late = EnvAnswer(order.env, "gone", _words(error)), isinstance(error, TimeoutError)
+            answer, is_late = EnvAnswer(order.env, "gone", words_of(error)), isinstance(error, TimeoutError)
         except self._passed:
             raise
         except BaseException as error:  # noqa: BLE001 (what an environment raises is not the policy's fault)
-            answer = EnvAnswer(order.env, "error", _words(error))
+            answer = EnvAnswer(order.env, "error", words_of(error))
         else:
             say(EnvAnswer(order.env, "given", value, time.monotonic() - began))
             return
@@ -198,7 +198,7 @@ def _wrong(env: Environment, given: Any, wanted: str) -> str:
     return f"the environment {type(env).__name__} gave {type(given).__name__} where {wanted} is wanted"
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     return readable(f"{type(error).__name__}: {error}")[:LONGEST_REASON]
 
 

@@ -21,22 +21,27 @@ METRICS: dict[str, Callable[[EvalRow], float]] = {
 """What can be compared: a number from 0 to 1 for every sample. What could not be graded is not right, except that an
 episode whose environment could not tell is left out, as in the evaluation's own accuracy."""
 
-Scores = dict[str, list[float]]
 # Characters of a text that are shown.
 LONGEST = 1500
 
 
+@dataclass(slots=True)
+class Sampled:
+    """A problem, the score of each of its samples, and the samples in words, where they were read from a folder."""
+
+    question: str
+    golds: tuple[str, ...]
+    scores: list[float] = field(default_factory=list)
+    rows: list[EvalRow] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """The samples of an evaluation: for each benchmark, the scores, the gold and the question of each problem; and its
-    samples in words, where it was read from a folder. `unknown` counts the episodes that are left out."""
+    """The samples of an evaluation by benchmark and problem. `unknown` counts the episodes that are left out."""
 
     name: str
-    scores: dict[str, Scores]
-    golds: dict[str, dict[str, tuple[str, ...]]]
-    questions: dict[str, dict[str, str]]
+    problems: dict[str, dict[str, Sampled]]
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    samples: dict[str, dict[str, list[EvalRow]]] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
 
 
@@ -57,6 +62,15 @@ class Comparison:
     test: Paired
     adjusted: float
     changes: tuple[Change, ...] = ()
+
+    @property
+    def gained(self) -> list[Change]:
+        """The largest first."""
+        return [change for change in self.changes if change.second > change.first]
+
+    @property
+    def lost(self) -> list[Change]:
+        return [change for change in self.changes if change.second < change.first][::-1]
 
     @property
     def differs(self) -> bool:
@@ -91,31 +105,28 @@ class Compared:
 def read_evaluation(folder: Path, metric: str = "accuracy") -> EvalResult:
     """A finished evaluation from the folder that `lemma eval` wrote."""
     report = read_report(folder)
-    scores: dict[str, Scores] = {}
-    golds: dict[str, dict[str, tuple[str, ...]]] = {}
-    questions: dict[str, dict[str, str]] = {}
-    samples: dict[str, dict[str, list[EvalRow]]] = {}
+    problems: dict[str, dict[str, Sampled]] = {}
     unknown: dict[str, int] = {}
     for name, rows in report.rows.items():
         may_leave_out = metric == "accuracy" and report.settings[name].get("scoring") == "environment"
         counted = [row for row in rows if row.verdict != "unknown"] if may_leave_out else rows
         unknown[name] = len(rows) - len(counted)
         for row in counted:
-            scores.setdefault(name, {}).setdefault(row.problem, []).append(METRICS[metric](row))
-            golds.setdefault(name, {})[row.problem] = tuple(row.gold)
-            questions.setdefault(name, {})[row.problem] = row.question
-            samples.setdefault(name, {}).setdefault(row.problem, []).append(row)
-    return EvalResult(str(folder), scores, golds, questions, report.settings, samples, unknown)
+            own = problems.setdefault(name, {})
+            one = own.setdefault(row.problem, Sampled(row.question, tuple(row.gold)))
+            one.scores.append(METRICS[metric](row))
+            one.rows.append(row)
+    return EvalResult(str(folder), problems, report.settings, unknown)
 
 
 def compare(first: EvalResult, second: EvalResult, benchmarks: Sequence[str] | None = None) -> Compared:
     """Compare what both evaluations have. Refuses where they share no problem."""
     for name in benchmarks or ():
-        if name not in first.scores and name not in second.scores:
+        if name not in first.problems and name not in second.problems:
             raise UserError(
-                f"no evaluation has a benchmark '{name}'", fix=nearest(name, {*first.scores, *second.scores})
+                f"no evaluation has a benchmark '{name}'", fix=nearest(name, {*first.problems, *second.problems})
             )
-    names = [name for name in first.scores if name in second.scores and (benchmarks is None or name in benchmarks)]
+    names = [name for name in first.problems if name in second.problems and (benchmarks is None or name in benchmarks)]
     doubts = _different_settings(first, second, names)
     pairs: dict[str, tuple[list[str], list[list[float]], list[list[float]]]] = {}
     for name in names:
@@ -128,15 +139,15 @@ def compare(first: EvalResult, second: EvalResult, benchmarks: Sequence[str] | N
             )
         doubts += said
         if problems:
-            mine, theirs = first.scores[name], second.scores[name]
-            pairs[name] = problems, [mine[one] for one in problems], [theirs[one] for one in problems]
+            mine, theirs = ([one.problems[name][key].scores for key in problems] for one in (first, second))
+            pairs[name] = problems, mine, theirs
     if not pairs:
-        listed = [", ".join(sorted(one.scores)) for one in (first, second)]
+        listed = [", ".join(sorted(one.problems)) for one in (first, second)]
         raise UserError(
             f"the two evaluations share no problem: A has {listed[0]} and B has {listed[1]}",
             fix="evaluate both on the same benchmarks",
         )
-    for name in sorted({*first.scores, *second.scores} - set(pairs)):
+    for name in sorted({*first.problems, *second.problems} - set(pairs)):
         if benchmarks is None or name in benchmarks:
             doubts.append(f"{name} is left out: it is not in both evaluations")
     tests = {name: paired_test(mine, theirs) for name, (_, mine, theirs) in pairs.items()}
@@ -154,10 +165,10 @@ def compare(first: EvalResult, second: EvalResult, benchmarks: Sequence[str] | N
 
 def _shared(first: EvalResult, second: EvalResult, name: str) -> tuple[list[str], list[str]]:
     """The problems that both have with the same question and gold, and a sentence where that is not all of them."""
-    mine, theirs = first.scores[name], second.scores[name]
+    mine, theirs = first.problems[name], second.problems[name]
     both = [one for one in mine if one in theirs]
-    asked = [one for one in both if first.questions[name][one] == second.questions[name][one]]
-    same = [one for one in asked if first.golds[name][one] == second.golds[name][one]]
+    asked = [one for one in both if mine[one].question == theirs[one].question]
+    same = [one for one in asked if mine[one].golds == theirs[one].golds]
     said = []
     if len(both) < max(len(mine), len(theirs)):
         said.append(f"{name}: only {len(both)} problems are in both (A has {len(mine)}, B has {len(theirs)})")
@@ -207,24 +218,22 @@ def in_words(row: Comparison) -> str:
 
 def changes_of(row: Comparison, count: int) -> list[tuple[str, Change]]:
     """So many of the problems gained and lost, the largest changes first."""
-    gained = [change for change in row.changes if change.second > change.first][:count]
-    lost = [change for change in row.changes if change.second < change.first][::-1][:count]
-    return [(what, change) for what, changes in (("gained", gained), ("lost", lost)) for change in changes]
+    return [("gained", one) for one in row.gained[:count]] + [("lost", one) for one in row.lost[:count]]
 
 
 def shown_change(
     what: str, change: Change, benchmark: str, first: EvalResult, second: EvalResult, score: Callable[[EvalRow], float]
 ) -> str:
     """A problem on which the two differ: the question, the gold and an answer of each."""
-    golds = " or ".join(first.golds[benchmark][change.problem])
+    asked = first.problems[benchmark][change.problem]
+    golds = " or ".join(asked.golds)
     lines = [
         f"\n{what} {change.problem}: A {change.first:.0%}, B {change.second:.0%}; the answer is {golds}",
-        *_indented("question", first.questions[benchmark][change.problem]),
+        *_indented("question", asked.question),
     ]
     best, worst = (max, min) if change.first > change.second else (min, max)
     for name, evaluation, choose in (("A", first, best), ("B", second, worst)):
-        rows = evaluation.samples[benchmark][change.problem]
-        row = choose(rows, key=score)
+        row = choose(evaluation.problems[benchmark][change.problem].rows, key=score)
         lines += _indented(f"{name}, {row.verdict}, read as {row.extracted}", row.completion)
     return "\n".join(lines)
 

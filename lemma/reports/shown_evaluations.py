@@ -125,8 +125,6 @@ class Comparisons:
 
 
 def _comparison(names: Sequence[str], row: Comparison, asked: EvalResult) -> dict[str, Any]:
-    gained = [change for change in row.changes if change.second > change.first]
-    lost = [change for change in row.changes if change.second < change.first][::-1]
     return {
         "a": names[0],
         "b": names[1],
@@ -137,11 +135,11 @@ def _comparison(names: Sequence[str], row: Comparison, asked: EvalResult) -> dic
         "problems": row.test.problems,
         "gained": row.test.gained,
         "lost": row.test.lost,
-        "gained_list": [_change(change, row.benchmark, asked) for change in gained[:LISTED]],
-        "lost_list": [_change(change, row.benchmark, asked) for change in lost[:LISTED]],
+        "gained_list": [_change(change, row.benchmark, asked) for change in row.gained[:LISTED]],
+        "lost_list": [_change(change, row.benchmark, asked) for change in row.lost[:LISTED]],
     }
 
 
 def _change(change: Change, benchmark: str, asked: EvalResult) -> dict[str, Any]:
-    question = asked.questions[benchmark][change.problem]
+    question = asked.problems[benchmark][change.problem].question
     return {"problem": change.problem, "from": change.first, "to": change.second, "question": question[:300]}

@@ -76,29 +76,33 @@ class EngineDriver:
 
         After an EngineError or another UserError of the engine the driver continues, unless `survives_errors` is False.
         """
-        engine = self.engine
         try:
             while not is_over():
                 self._wake.clear()
-                self._take_inbox()
                 if poll is not None:
                     poll()
-                if not (engine.is_busy or engine.finished):
-                    if not is_over():
-                        self._wake.wait(IDLE_SECONDS)
-                    continue
-                try:
-                    if engine.is_busy:
-                        engine.work()
-                except UserError as error:
-                    if not survives_errors:
-                        raise
-                    self._fail_all(ApiError.of(error, 500))
-                self._deliver()
+                if not self.step(survives_errors=survives_errors) and not is_over():
+                    self._wake.wait(IDLE_SECONDS)
         finally:
             with self._lock:
                 self._is_closed = True
             self._fail_all(ApiError(503, "the server is closing"))
+
+    def step(self, *, survives_errors: bool = True) -> bool:
+        """Take what was asked for, generate a few tokens, pass on what has come; whether there was anything to do."""
+        engine, was_asked = self.engine, bool(self._inbox)
+        self._take_inbox()
+        if not (engine.is_busy or engine.finished):
+            return was_asked
+        try:
+            if engine.is_busy:
+                engine.work()
+        except UserError as error:
+            if not survives_errors:
+                raise
+            self._fail_all(ApiError.of(error, 500))
+        self._deliver()
+        return True
 
     def _take_inbox(self) -> None:
         while self._inbox:

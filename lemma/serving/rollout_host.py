@@ -13,24 +13,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from lemma.core.errors import UserError
 from lemma.core.events import Sink
 from lemma.core.faults import fault_point
 from lemma.engines import make_engine
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request
+from lemma.engines.protocol import Completion, EngineError, Request
 from lemma.engines.remote.native_servers import layout_of
 from lemma.engines.remote.weights_probe import policy_logprobs
 from lemma.models.load_model import build_policy, pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
+from lemma.serving.engine_driver import Call, CallEvent, EngineDriver
+from lemma.serving.wire_errors import ApiError
 
 # How often an idle engine looks for work that it was not woken for.
 IDLE_SECONDS = 0.5
@@ -48,7 +49,7 @@ class Sample:
     worked: float
 
 
-Event = Sample | EngineError | dict[str, bool] | None
+Event = Sample | ApiError | dict[str, bool] | None
 """What a client gets: samples, an error, that its session or the weights it means are not here; None is the end."""
 
 
@@ -65,7 +66,9 @@ class Work:
     put: Callable[[Event], None]
     is_over: bool = False
     begun: int = 0
-    left: dict[Key, int] = field(default_factory=dict)
+    owed: int = 0
+    """Samples of the batch at work that have not come."""
+    call: Call | None = None
 
 
 @dataclass(eq=False)
@@ -86,10 +89,10 @@ class RolloutHost:
         self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Event()
         self._queue: deque[Work] = deque()
-        self._owners: dict[Key, Work] = {}
+        self._running: set[Work] = set()
         self._holder: _Holder | None = None
         self._policy: Policy | None = None
-        self._engine: Engine | None = None
+        self._driver: EngineDriver | None = None
         self._id, self._version = "", -1
         self._said = time.perf_counter()
 
@@ -112,16 +115,8 @@ class RolloutHost:
             self._wake.clear()
             self._obey()
             self._admit()
-            engine = self._engine
-            if engine is None or not (engine.is_busy or engine.finished):
+            if self._driver is None or not self._driver.step():
                 self._wake.wait(IDLE_SECONDS)
-                continue
-            try:
-                if engine.is_busy:
-                    engine.work()
-            except UserError as error:
-                self._fail(error)
-            self._deliver(engine)
 
     def _obey(self) -> None:
         while self._orders:
@@ -155,7 +150,7 @@ class RolloutHost:
         if order["cache"] is not None:
             options = options.model_copy(update={"cache_tokens": _with_room(policy, int(order["cache"]))})
         engine = make_engine(options, policy, int(order["seed"]), self._sink)
-        self._policy, self._engine, self._id, self._version = policy, engine, order["id"], -1
+        self._policy, self._driver, self._id, self._version = policy, EngineDriver(engine), order["id"], -1
         return {
             "name": engine.name,
             "context": engine.context,
@@ -166,8 +161,8 @@ class RolloutHost:
     @torch.no_grad()
     def take_weights(self, order: dict[str, Any]) -> dict[str, Any]:
         """Overwrite the weights in place with those in files; unfinished responses go on with them."""
-        policy, engine = self._policy, self._engine
-        if policy is None or engine is None or order["id"] != self._id:
+        policy, driver = self._policy, self._driver
+        if policy is None or driver is None or order["id"] != self._id:
             return {"is_stale": True}
         parameters = policy.parameters()
         for file in order["files"]:
@@ -176,7 +171,7 @@ class RolloutHost:
         assert not parameters, "every trained weight is sent"
         fault_point("server.weights")
         self._version = int(order["version"])
-        engine.update_weights(self._version)
+        driver.engine.update_weights(self._version)
         return {}
 
     def probe(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -189,20 +184,19 @@ class RolloutHost:
 
     def end(self, session: str) -> None:
         """Nothing more of this session is wanted."""
-        for work in [work for work in {*self._owners.values(), *self._queue} if work.session == session]:
+        for work in [work for work in (*self._running, *self._queue) if work.session == session]:
             self._drop(work)
         if self._holder is not None and self._holder.session == session:
             self._holder = None
 
     def _unload(self) -> None:
-        for work in {*self._owners.values(), *self._queue}:
+        for work in (*self._running, *self._queue):
             self._finish(work, {"is_stale": True})
         self._queue.clear()
-        self._owners.clear()
         self._holder = None
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = self._policy = None
+        if self._driver is not None:
+            self._driver.engine.close()
+        self._driver = self._policy = None
         self._id = ""
         gc.collect()
         if torch.cuda.is_available():
@@ -234,89 +228,72 @@ class RolloutHost:
                 self._finish(work, {"is_unknown": True})
             else:
                 if work.session is not None:
-                    assert self._engine is not None
-                    self._engine.reset_prefix_cache()
+                    assert self._driver is not None
+                    self._driver.engine.reset_prefix_cache()
                     self._holder = _Holder(work.session, 0, now, work.is_whole)
                 self._next_batch(work)
 
     def _is_stale(self, work: Work) -> bool:
-        return self._engine is None or work.model != self._id or work.version > self._version
+        return self._driver is None or work.model != self._id or work.version > self._version
 
     def _is_free_for(self, work: Work, now: float) -> bool:
-        if self._holder is not None and not self._owners and now - self._holder.touched > HOLD_SECONDS:
+        assert self._driver is not None
+        is_idle = not self._driver.active
+        if self._holder is not None and is_idle and now - self._holder.touched > HOLD_SECONDS:
             self._holder = None
-        if work.session is not None:
-            return self._holder is None and not self._owners
-        return self._holder is None and not any(request.key in self._owners for request in work.batches[0])
+        return self._holder is None and (is_idle or work.session is None)
 
     def _next_batch(self, work: Work) -> None:
         """Hand the next batch of this work to the engine, or end it after its last."""
-        assert self._engine is not None
-        holder = self._holder
+        assert self._driver is not None
         if work.begun == len(work.batches):
             self._finish(work, None)
-            if holder is not None and work.session == holder.session and holder.is_whole:
+            if self._holder is not None and work.session == self._holder.session and self._holder.is_whole:
                 self._holder = None
             return
         batch = work.batches[work.begun]
-        work.begun += 1
-        if holder is not None:
-            holder.begun, holder.touched = holder.begun + 1, time.monotonic()
-        self._said = time.perf_counter() if not self._owners else self._said
-        try:
-            for request in batch:
-                self._engine.submit(request)
-                self._owners[request.key], work.left[request.key] = work, request.n
-        except UserError as error:
-            self._finish(work, _as_engine_error(error))
-            self._drop(work)
+        work.begun, work.owed = work.begun + 1, sum(request.n for request in batch)
+        if self._holder is not None:
+            self._holder.begun, self._holder.touched = self._holder.begun + 1, time.monotonic()
+        self._said = self._said if self._running else time.perf_counter()
+        self._running.add(work)
+        work.call = self._driver.submit(batch, lambda event: self._hear(work, event))
 
-    def _deliver(self, engine: Engine) -> None:
-        while engine.finished:
-            completion = engine.finished.popleft()
-            work = self._owners.get(completion.key)
-            if work is None or completion.finish == "cancelled":
-                continue
-            work.left[completion.key] -= 1
-            if not work.left[completion.key]:
-                del work.left[completion.key], self._owners[completion.key]
+    def _hear(self, work: Work, event: CallEvent) -> None:
+        if isinstance(event, Completion):
+            work.owed -= 1
             now = time.perf_counter()
-            work.put(Sample(completion, now - self._said))
+            work.put(Sample(event, now - self._said))
             self._said = now
             fault_point("server.sample")
             if self._holder is not None:
                 self._holder.touched = time.monotonic()
-            if not work.left:
+            if not work.owed:
                 self._next_batch(work)
+        elif isinstance(event, ApiError):
+            self._finish(work, event)
+            self._let_go(work)
 
     def _drop(self, work: Work) -> None:
         work.is_over = True
-        for key in list(work.left):
-            self._owners.pop(key, None)
-            if self._engine is not None:
-                self._engine.cancel(key)
-        if work.left and self._holder is not None and work.session == self._holder.session:
+        if work in self._running:
+            assert self._driver is not None and work.call is not None
+            self._running.remove(work)
+            self._driver.drop(work.call)
+            self._let_go(work)
+
+    def _let_go(self, work: Work) -> None:
+        """Others may have the engine that this work's session had."""
+        if self._holder is not None and work.session == self._holder.session:
             self._holder = None
-        work.left.clear()
 
     def _finish(self, work: Work, event: Event) -> None:
+        self._running.discard(work)
         if not work.is_over:
             work.is_over = True
             work.put(event)
             if event is not None:
                 work.put(None)
-
-    def _fail(self, error: UserError) -> None:
-        """The engine has dropped all requests: everybody who has any there is told."""
-        for work in set(self._owners.values()):
-            self._finish(work, _as_engine_error(error))
-            work.left.clear()
-        self._owners.clear()
-        self._holder = None
-
-
-def _as_engine_error(error: UserError) -> EngineError:
-    return error if isinstance(error, EngineError) else EngineError(error.problem, fix=error.fix)
 
 
 def _with_room(policy: Policy, wanted: int) -> int:

@@ -117,8 +117,8 @@ async def _lines(host: RolloutHost, work: Work, events: asyncio.Queue[Event]) ->
 def _as_line(event: Event) -> Any:
     if isinstance(event, Sample):
         return completion_as_json(event.completion) | {"worked": event.worked}
-    if isinstance(event, EngineError):
-        return {"error": event.problem, "fix": event.fix}
+    if isinstance(event, ApiError):
+        return {"error": str(event)}
     return event
 
 

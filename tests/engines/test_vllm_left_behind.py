@@ -80,7 +80,7 @@ def asked(kind: str, headers: list[tuple[bytes, bytes]]) -> tuple[bool, list[Mut
 @pytest.mark.parametrize(
     ("kind", "refusal"),
     [
-        ("http", {"type": "http.response.start", "status": 401, "headers": []}),
+        ("http", {"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]}),
         ("websocket", {"type": "websocket.close", "code": 1008}),
         ("something newer", None),
     ],
@@ -122,14 +122,20 @@ def test_a_killed_group_leaves_neither_processes_nor_shared_memory() -> None:
     assert not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_cause_is_found_among_errors_that_point_to_it() -> None:
-    log = """
+def test_the_cause_is_found_among_errors_that_point_to_it(tmp_path: Path) -> None:
+    log, words = (
+        tmp_path / "log",
+        """
     (EngineCore pid=7) ERROR 11-18 [core.py:9] EngineCore failed to start.
     (EngineCore pid=7) ValueError: Head size 12 is not supported by CPU_ATTN
     (APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-    """
-    assert cause_in(log) == "(EngineCore pid=7) ValueError: Head size 12 is not supported by CPU_ATTN"
-    assert cause_in("one\ntwo\n\n") == "two" and cause_in("") == "nothing"
+    """,
+    )
+    assert cause_in(log) == "nothing"
+    for text, cause in ((words, "(EngineCore pid=7) ValueError: Head size 12 is not supported by CPU_ATTN"),
+                        ("one\ntwo\n\n", "two"), ("", "nothing")):  # fmt: skip
+        log.write_text(text)
+        assert cause_in(log) == cause
 
 
 def test_heads_that_vllm_cannot_run_on_a_cpu_are_refused_before_it_starts() -> None:

@@ -13,7 +13,7 @@ import pytest
 from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.random import stream
-from lemma.evaluation.comparison import EvalResult, compare, read_evaluation
+from lemma.evaluation.comparison import EvalResult, Sampled, compare, read_evaluation
 from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.paired import (
     holm,
@@ -127,14 +127,12 @@ def test_the_mean_weighs_benchmarks_alike() -> None:
 
 
 def evaluation(scores: dict[str, list[list[float]]], golds: str = "7", **settings: Any) -> EvalResult:
-    named = {name: {f"p{n}": own for n, own in enumerate(parts)} for name, parts in scores.items()}
-    return EvalResult(
-        "folder",
-        named,
-        {name: dict.fromkeys(parts, (golds,)) for name, parts in named.items()},
-        {name: {one: f"Q{one}?" for one in parts} for name, parts in named.items()},
-        {name: {"format": {"name": "boxed"}, "max_tokens": 512, "seed": 0, **settings} for name in named},
-    )
+    problems = {
+        name: {f"p{n}": Sampled(f"Qp{n}?", (golds,), own) for n, own in enumerate(parts)}
+        for name, parts in scores.items()
+    }
+    shared = {"format": {"name": "boxed"}, "max_tokens": 512, "seed": 0, **settings}
+    return EvalResult("folder", problems, dict.fromkeys(problems, shared))
 
 
 def test_words() -> None:
@@ -175,11 +173,12 @@ def test_other_problems_are_refused() -> None:
 def test_problems_with_another_question_are_left_out() -> None:
     """The same ids and golds under other questions, as in two versions of a file."""
     first, second = evaluation({"m": [[1.0]] * 5}), evaluation({"m": [[1.0]] * 5})
-    second.questions["m"]["p1"] = second.questions["m"]["p4"] = "Another?"
+    second.problems["m"]["p1"].question = second.problems["m"]["p4"].question = "Another?"
     found = compare(first, second)
     assert found.rows[0].test.problems == 3
     assert found.doubts == ("m: 2 problems have another question in B and are left out",)
-    second.questions["m"] = dict.fromkeys(second.questions["m"], "Another?")
+    for one in second.problems["m"].values():
+        one.question = "Another?"
     with pytest.raises(UserError, match="share no problem"):
         compare(first, second)
 
@@ -277,7 +276,8 @@ def test_the_command_refuses_what_is_no_evaluation(tmp_path: Path, capsys: pytes
     assert main(["compare", str(made), str(made), "--benchmarks", "made, "]) == 0
     assert main(["compare", str(made), str(made), "--benchmarks", "mad"]) == 2
     assert "did you mean 'made'?" in capsys.readouterr().err
-    assert read_evaluation(made, "format").scores["made"] == {"p0": [1.0], "p1": [1.0], "p2": [1.0]}
+    problems = read_evaluation(made, "format").problems["made"]
+    assert {name: one.scores for name, one in problems.items()} == {"p0": [1.0], "p1": [1.0], "p2": [1.0]}
 
 
 def test_a_file_that_lost_samples_gives_no_numbers_over_fewer_problems(

@@ -327,7 +327,7 @@ class RemoteEngine(ServedJobs, Engine):
                 self._heard = time.monotonic()
         elif "error" in line:
             self._abort(job)
-            session.fail(EngineError(line["error"], fix=line.get("fix")))
+            session.fail(EngineError(line["error"]))
         elif line.get("is_stale"):  # it has other weights, or none: it was started again
             self.servers.lose(member)
         else:  # it does not know what this session did before

@@ -116,14 +116,10 @@ class VllmServerEngine(ServedJobs, VllmBase):
 
         ranks.from_leader(clear, "wiping the caches of the vLLM servers")
 
-    def _check(self) -> None:
-        try:
-            self.difference = self.servers.check(self.version)
-            assert self.servers.scored is not None
-            self.scored = self.servers.scored
-        except EngineError:
-            self._is_tainted = True
-            raise
+    def _compared(self) -> tuple[ProbeScores, float]:
+        difference = self.servers.check(self.version)
+        assert self.servers.scored is not None
+        return self.servers.scored, difference
 
     def _score(self, prompt: list[int]) -> ProbeScores:
         return self.servers.score(self.server)

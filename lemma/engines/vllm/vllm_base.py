@@ -110,11 +110,15 @@ class VllmBase(Engine, ABC):
 
     def _check(self) -> None:
         try:
-            self.scored = self._score(probe_prompt(self.policy, self.context))
-            self.difference = verify(self.policy, self.scored, self.version)
+            self.scored, self.difference = self._compared()
         except EngineError:
             self._is_tainted = True
             raise
+
+    def _compared(self) -> tuple[ProbeScores, float]:
+        """The probe, scored by vLLM, and how far the policy is from it."""
+        scored = self._score(probe_prompt(self.policy, self.context))
+        return scored, verify(self.policy, scored, self.version)
 
     def _give_up(self, problem: str) -> None:
         """Drop everything unfinished, so that the engine can be used again, and raise."""

@@ -13,6 +13,7 @@ import select
 import stat
 import struct
 import sysconfig
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -90,8 +91,12 @@ def python_folders() -> list[str]:
     paths = sysconfig.get_paths()
     own = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     system = {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"}
-    there = sorted({os.path.realpath(path) for path in own | system if os.path.isdir(path)})
-    # Python's own library may be below /usr/lib: what is inside of another folder is there already.
+    return outermost(os.path.realpath(path) for path in own | system if os.path.isdir(path))
+
+
+def outermost(folders: Iterable[str]) -> list[str]:
+    """Without those inside of another, which are there already: Python's own library may be below /usr/lib."""
+    there = sorted(set(folders))
     return [path for path in there if not any(path.startswith(f"{other}/") for other in there)]
 
 

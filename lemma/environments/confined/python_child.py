@@ -42,8 +42,7 @@ def confine(settings: dict, kind: str, folder: str) -> str:
 
 def visible(folders: list[str]) -> tuple[tuple[str, str], ...]:
     """The folders that are there, with the paths by which a program sees them, without what is inside of another."""
-    there = sorted({os.path.normpath(path) for path in folders if os.path.isdir(path)})
-    outer = [path for path in there if not any(path.startswith(f"{other}/") for other in there)]
+    outer = confinement.outermost(os.path.normpath(path) for path in folders if os.path.isdir(path))
     return tuple((os.path.realpath(path), path) for path in outer)
 
 

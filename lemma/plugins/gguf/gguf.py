@@ -18,7 +18,7 @@ import torch
 from lemma.core.deadlines import Overdue, cpu_limit
 from lemma.core.errors import UserError
 from lemma.core.files import AT_ONCE
-from lemma.plugins.gguf.gguf_file import FLOAT32, Header, damaged, ends_of_turns, read_header
+from lemma.plugins.gguf.gguf_file import FLOAT32, Header, damaged, ends_of_turns, gguf_package, read_header
 from lemma.plugins.gguf.gguf_tokenizer import build_tokenizer
 
 # Architectures whose configuration is their row of transformers' table and nothing more; the others are read by
@@ -55,7 +55,7 @@ def load_tokenizer(file: Path) -> Any:
 
 def load_weights(file: Path, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
     """The configuration and the dense weights of a GGUF file, by the names that transformers gives them."""
-    _need_package(file)
+    gguf_package(str(file))
     header = read_header(file)
     config = config_of(header)
     from transformers import AutoModelForCausalLM
@@ -80,14 +80,6 @@ def set_ends(model: Any, tokenizer: Any, file: Path) -> None:
     settings.bos_token_id, settings.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     model.config.eos_token_id, model.config.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
     model.config.pad_token_id = tokenizer.pad_token_id
-
-
-def _need_package(file: Path) -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{file} needs the gguf package", fix="install it with `.venv/bin/pip install -e '.[gguf]'`"
-                        ) from error  # fmt: skip
 
 
 def config_of(header: Header) -> Any:

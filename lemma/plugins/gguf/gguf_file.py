@@ -20,6 +20,17 @@ FLOAT32 = 0
 ALIGNMENT = 32
 
 
+def gguf_package(what: str = "--gguf") -> Any:
+    """The package, or the sentence that says how to install it."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise UserError(
+            f"{what} needs the gguf package", fix="install it with `.venv/bin/pip install -e '.[gguf]'`"
+        ) from error
+    return gguf
+
+
 @dataclass(frozen=True)
 class Header:
     """Everything before the weights. `tensors` have their shapes in torch's order, type and place."""

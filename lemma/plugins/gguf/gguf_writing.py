@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from lemma.core.errors import UserError
+from lemma.plugins.gguf.gguf_file import gguf_package
 from lemma.plugins.gguf.gguf_tokenizer import RULES, build_tokenizer
 
 ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
@@ -52,17 +53,6 @@ def write_gguf(folder: Path) -> Path:
         writer.close()
     os.replace(partial, file)
     return file
-
-
-def gguf_package() -> Any:
-    """The package, or the sentence that says how to install it."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise UserError(
-            "--gguf needs the gguf package", fix="install it with `.venv/bin/pip install -e '.[gguf]'`"
-        ) from error
-    return gguf
 
 
 def _write_shape(writer: Any, config: Mapping[str, Any]) -> None:
