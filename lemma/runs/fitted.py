@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.files import from_json
 from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, world_size
 from lemma.engines.engine_options import NativeOptions
@@ -22,8 +21,10 @@ from lemma.models.memory import Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision
 from lemma.models.places import TINY, resolve
 from lemma.models.policy import Policy
+from lemma.runs.run_checks import split_refusal
 
 if TYPE_CHECKING:
+    from lemma.runs.run import RecipeLike
     from lemma.runs.run_options import StageOptions
     from lemma.runs.stage import Stage
 
@@ -33,11 +34,10 @@ MEMORY_SHARE, FEWEST_TOKENS = 0.85, 2048
 SHARE_WITH_CACHE = 0.92
 
 
-def what_to_split(
-    cluster: ClusterOptions, model: ModelOptions, device: torch.device, start: Path | None, *, can_split: bool = False
-) -> Split:
-    """What the learners of a stage shard, for a model loaded from the folder `start` or as the recipe says.
-    `can_split`: whether the weights may be sharded too, if the recipe leaves it open."""
+def what_to_split(recipe: RecipeLike, name: str, device: torch.device, start: Path | None) -> Split:
+    """What the learners of the stage of this name shard, for a model loaded from the folder `start` or as the recipe
+    says. Where the recipe leaves it open, the weights may be sharded too, if the stage can do with that."""
+    cluster, model = recipe.cluster, recipe.model
     if cluster.shard == "weights":
         return "weights" if world_size() > 1 else "none"
     if cluster.shard != "auto":
@@ -49,6 +49,7 @@ def what_to_split(
         return "optimiser"
     memory = torch.cuda.get_device_properties(device).total_memory
     precision = pick_precision(model.precision, device)
+    can_split = split_refusal(cluster, model, name, recipe.stages[name]) is None
     return least_split(shape, model, precision, memory, world_size(), can_split, slots_of_one())
 
 

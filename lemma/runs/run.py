@@ -25,9 +25,9 @@ from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
 from lemma.runs.fitted import what_to_split
 from lemma.runs.lengthening import lengthen
-from lemma.runs.run_checks import check_flying, check_inputs, check_split, split_refusal
+from lemma.runs.run_checks import check_flying, check_inputs, check_split
 from lemma.runs.run_folder import RunFolder
-from lemma.runs.run_options import RunOptions, StageOptions, slot_servers, stage_before, taught_in
+from lemma.runs.run_options import RunOptions, StageOptions, slot_servers, stage_before, taught_in, usual_slots
 from lemma.runs.stage import Stage
 from lemma.runs.stopping import Stopped, StopSignal
 
@@ -122,12 +122,9 @@ def _begun(
     if not fresh and folder.facts() is not None:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
         _check_version(folder, recipe)
-    threads, slots = recipe.run.threads or torch.get_num_threads(), _usual_slots(recipe)
+    threads = recipe.run.threads or torch.get_num_threads()
+    slots = usual_slots(recipe.cluster, recipe.stages, world_size())
     return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
-
-
-def _usual_slots(recipe: RecipeLike) -> int:
-    return recipe.cluster.slots_for(world_size(), slot_servers(recipe.stages))
 
 
 def _check_version(folder: RunFolder, recipe: RecipeLike) -> None:
@@ -216,7 +213,6 @@ def _run_stages(
             sink(Said(f"{name}: done already"))
         else:
             start = folder.checked_model(before) if before else None
-            can_split = split_refusal(recipe.cluster, recipe.model, name, options) is None
             stage = Stage(
                 name,
                 options,
@@ -231,7 +227,7 @@ def _run_stages(
                 recipe=recipe.model_dump(mode="json"),
                 taught_in=taught_in(recipe.stages, name),
                 is_continued=any(stage_before(recipe.stages, other) == name for other in recipe.stages),
-                shard=what_to_split(recipe.cluster, recipe.model, device, start, can_split=can_split),
+                shard=what_to_split(recipe, name, device, start),
             )
             try:
                 options.run(stage, recipe.format)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError
 from lemma.data.data_options import DataOptions, journal_place
-from lemma.data.sources import check_files
+from lemma.data.sources import BUILT_IN, files_of
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.evaluation.benchmarks import check_benchmark
@@ -39,14 +39,14 @@ def _check(stage: StageOptions) -> None:
     for reward in getattr(stage, "rewards", ()):
         reward.check()
     environment = getattr(stage, "environment", None)
-    if environment is not None:
+    if environment is not None and not environment.is_single_turn:
         environment.check()
     validation = getattr(stage, "validation", None)
     for data in (getattr(stage, "data", None), getattr(validation, "data", None)):
         if isinstance(data, DataOptions):
             for source in data.mix or [data]:
-                if journal_place(source.source) is None:
-                    check_files(source)
+                if source.source not in BUILT_IN and journal_place(source.source) is None:
+                    files_of(source)
     for benchmark in stage.eval.benchmarks:
         check_benchmark(benchmark, data_dir=stage.eval.data_dir)
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
+from lemma.core.ranks import slots_for
 from lemma.evaluation.eval_settings import EvalOptions
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, CheckpointOptions, OptimOptions
 from lemma.models.memory import MemoryPlan, Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision
 
 if TYPE_CHECKING:
+    from lemma.cluster.cluster_options import ClusterOptions
     from lemma.formats import Format
     from lemma.runs.stage import Stage
 
@@ -82,6 +84,11 @@ class StageOptions(Options):
     """Steps between rows of metrics."""
 
     @property
+    def native_servers(self) -> int:
+        """How many servers of the native engine sample for the stage."""
+        return 0
+
+    @property
     def slot_servers(self) -> int:
         """How many generation servers are given a slot each."""
         return 0
@@ -113,6 +120,11 @@ class StageOptions(Options):
 def slot_servers(stages: Mapping[str, StageOptions]) -> int:
     """The most generation servers that are given a slot each, in any stage."""
     return max((stage.slot_servers for stage in stages.values()), default=0)
+
+
+def usual_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], ranks: int) -> int:
+    """How many slots a run of these stages begins with on so many ranks."""
+    return cluster.slots or slots_for(ranks, slot_servers(stages))
 
 
 def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:

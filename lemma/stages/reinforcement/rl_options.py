@@ -257,10 +257,14 @@ class ReinforcementOptions(StageOptions):
         return (("reference_model",), wrong) if wrong else ((), "")
 
     @property
+    def native_servers(self) -> int:
+        engine = self.rollout.engine
+        return engine.server_count if isinstance(engine, NativeOptions) and engine.servers else 0
+
+    @property
     def slot_servers(self) -> int:
         """Responses in flight are given to the servers one by one, not by slots."""
-        engine = self.rollout.engine
-        return engine.server_count if isinstance(engine, NativeOptions) and self.rollout.lag != "flying" else 0
+        return 0 if self.rollout.lag == "flying" else self.native_servers
 
     def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
         """A policy with adapters is its own reference with the adapters off, unless there is another one."""
