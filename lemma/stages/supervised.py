@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,7 @@ from lemma.data.data_options import DataOptions, journal_place
 from lemma.data.held_out import split_share
 from lemma.data.load_rows import filter_by_length, load_demonstrations
 from lemma.formats import Format
-from lemma.formats.encode import encode_demonstration, encode_document
-from lemma.formats.turns import encode_learnt
+from lemma.formats.encode import encode_demonstration, encode_document, encode_learnt
 from lemma.learning.learner import StepReport
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood
@@ -45,11 +45,14 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     objective = NegativeLogLikelihood(options.normalise, options.constant)
     budget = fit_budget(stage, policy, options.batch, options.optim)
     learner = stage_learner(stage, policy, options.optim, budget, total, seed=stage.learner_seed)
-    benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
-    held_out = HeldOutLoss(stage, benchmarks, lambda: learner.evaluate(validation, objective))
+    benchmarks = [StageBenchmarks(stage, options.eval, trained, policy)] if options.eval.benchmarks else []
+    measures: list[HeldOutLoss | StageBenchmarks] = [*benchmarks]
+    if validation:
+        loss = partial(learner.evaluate, validation, objective)
+        measures.insert(0, HeldOutLoss(stage, loss, options.validation.every, chooses=not benchmarks))
     start = stage.resume(learner, total, data.digest(validation))
-    held_out.begin(start)
-    benchmarks.begin(start, total)
+    for measure in measures:
+        measure.begin(start, total)
     stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
@@ -57,12 +60,11 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         with stage.clock.measure("update"):
             report = learner.step(batch, objective)
         stage.clock.add(report)
-        is_best = bool(validation) and stage.is_due(options.validation.every, step, total) and held_out.measure(step)
-        is_best = benchmarks.after(step, total) or is_best
+        best = [measure.after(step, total) for measure in measures]
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, data.epoch_of(step), report, policy)
-        stage.progress(step, total, f"loss {report.loss:.3f}{held_out.note}")
-        stage.save_if_due(learner, step, total, is_best)
+        stage.progress(step, total, f"loss {report.loss:.3f}{''.join(one.note for one in measures)}")
+        stage.save_if_due(learner, step, total, any(best))
     stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total, **data.learnt(total)})
 
 

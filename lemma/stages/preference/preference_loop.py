@@ -53,11 +53,17 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     stage.keep("algorithm", scorer.memory)
     asked = Instructions(fmt, policy.tokenizer)
     trained = as_trained(stage, fmt, policy.tokenizer, Counter(asked.of(example.system) for example in train))
-    benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
-    validation = HeldOutLoss(stage, benchmarks, lambda: of_sides(learner.evaluate(*scorer.ready(held_out)), held_out))
+    benchmarks = [StageBenchmarks(stage, options.eval, trained, policy)] if options.eval.benchmarks else []
+    measures: list[HeldOutLoss | StageBenchmarks] = [*benchmarks]
+    if held_out:
+
+        def loss() -> dict[str, float]:
+            return of_sides(learner.evaluate(*scorer.ready(held_out)), held_out)
+
+        measures.insert(0, HeldOutLoss(stage, loss, options.validation.every, chooses=not benchmarks))
     start = stage.resume(learner, total, digest([*train, *held_out]))
-    validation.begin(start)
-    benchmarks.begin(start, total)
+    for measure in measures:
+        measure.begin(start, total)
     stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
@@ -69,14 +75,12 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
             if isinstance(reference, ModelReference):
                 reference.after(step)
         stage.clock.add(report)
-        is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validation.measure(step)
-        is_best = benchmarks.after(step, total) or is_best
+        best = [measure.after(step, total) for measure in measures]
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, step / order.steps_per_epoch, report, policy)
-        stage.progress(
-            step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{validation.note}"
-        )
-        stage.save_if_due(learner, step, total, is_best)
+        note = "".join(measure.note for measure in measures)
+        stage.progress(step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{note}")
+        stage.save_if_due(learner, step, total, any(best))
     stage.finish(policy, total, {"examples": len(train), "steps": total, "learnt_examples": order.learnt(total)})
 
 
