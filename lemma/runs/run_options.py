@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
+from lemma.core.errors import UserError, nearest
 from lemma.core.ranks import slots_for
 from lemma.evaluation.eval_settings import EvalOptions
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, CheckpointOptions, OptimOptions
@@ -115,6 +116,20 @@ class StageOptions(Options):
     def run(self, stage: Stage, fmt: Format) -> None:
         """The loop of this kind of stage, imported when it is needed."""
         raise NotImplementedError
+
+
+def wanted_stages(stages: Iterable[str], skip: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The stages that run: all but those of `skip`, or those of `only`."""
+    names = list(stages)
+    for name in (*skip, *only):
+        if name not in names:
+            raise UserError(f"the recipe has no stage '{name}'", fix=nearest(name, names))
+    if skip and only:
+        raise UserError("skip and only exclude each other", fix="give one of the two")
+    wanted = [name for name in names if name not in skip and (not only or name in only)]
+    if not wanted:
+        raise UserError("skip leaves no stage to run", fix="skip fewer of them")
+    return wanted
 
 
 def slot_servers(stages: Mapping[str, StageOptions]) -> int:

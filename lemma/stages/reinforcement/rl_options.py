@@ -204,12 +204,20 @@ class ReinforcementOptions(StageOptions):
 
     @model_validator(mode="after")
     def _may_fly(self) -> ReinforcementOptions:
-        if self.rollout.lag == "flying" and not self.environment.is_stepped:
+        engine = self.rollout.engine
+        if self.rollout.lag != "flying":
+            return self
+        if not self.environment.is_stepped:
             raise ValueError(
                 "an agent does not wait for an update, so its responses cannot continue across one; write `lag: 1`"
             )
-        if self.rollout.lag == "flying" and self.environment.schedule == "exact":
+        if self.environment.schedule == "exact":
             raise ValueError("`lag: flying` has no exact schedule; remove environment.schedule, or write `lag: 1`")
+        if not isinstance(engine, NativeOptions) and not engine.has_own_devices:
+            raise ValueError(
+                f"responses of the engine {engine.name} cannot continue after an update; write `engine: native`, vLLM "
+                "with `mode: server`, or `lag: 1`"
+            )
         return self
 
     @model_validator(mode="after")
