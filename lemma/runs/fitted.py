@@ -11,8 +11,6 @@ import torch
 from lemma.core.files import from_json
 from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, world_size
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.native.engine import BLOCK
-from lemma.engines.native.sizes import bytes_per_token
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, OptimOptions
 from lemma.learning.optimiser import Split
 from lemma.models.fitting import fit_update, host_budget, host_memory
@@ -133,6 +131,9 @@ def cache_tokens(stage: Stage, options: StageOptions, policy: Policy, needed: in
     """Tokens that the cache holds: as many as needed, or as many as the update's memory plan leaves room for."""
     if policy.device.type != "cuda":
         return needed
+    from lemma.engines.native.engine import BLOCK
+    from lemma.engines.native.sizes import bytes_per_token
+
     try:
         shape = Shape.of_config(policy.causal.config.to_dict())
     except KeyError:  # the update's memory needs are unknown: leave it half of what is free

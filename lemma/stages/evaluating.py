@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Union
 
 import torch
 
@@ -20,6 +21,27 @@ from lemma.rewards import Reward
 from lemma.runs.stage import Stage
 
 VALIDATION = "validation"
+
+
+Measure = Union["HeldOutLoss", "StageBenchmarks"]
+
+
+def stage_measures(
+    stage: Stage,
+    options: EvalOptions,
+    fmt: Format,
+    policy: Policy,
+    loss: Callable[[], Mapping[str, float]] | None,
+    every: int,
+) -> list[Measure]:
+    """The loss on held-out data, every so many steps and where there is any, then the benchmarks. These choose the best
+    checkpoint, if there are some."""
+    measures: list[Measure] = []
+    if loss is not None:
+        measures.append(HeldOutLoss(stage, loss, every, chooses=not options.benchmarks))
+    if options.benchmarks:
+        measures.append(StageBenchmarks(stage, options, fmt, policy))
+    return measures
 
 
 class StageBenchmarks:

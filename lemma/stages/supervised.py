@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,11 +28,12 @@ from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import stage_learner, stage_policy
-from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
-from lemma.stages.own_samples import check_ids, imitated, largest_id
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens
 from lemma.stages.trained_prompt import Instructions, Systems, as_trained
+
+if TYPE_CHECKING:
+    from lemma.stages.evaluating import Measure
 
 
 def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> None:
@@ -45,11 +46,12 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     objective = NegativeLogLikelihood(options.normalise, options.constant)
     budget = fit_budget(stage, policy, options.batch, options.optim)
     learner = stage_learner(stage, policy, options.optim, budget, total, seed=stage.learner_seed)
-    benchmarks = [StageBenchmarks(stage, options.eval, trained, policy)] if options.eval.benchmarks else []
-    measures: list[HeldOutLoss | StageBenchmarks] = [*benchmarks]
-    if validation:
-        loss = partial(learner.evaluate, validation, objective)
-        measures.insert(0, HeldOutLoss(stage, loss, options.validation.every, chooses=not benchmarks))
+    measures: list[Measure] = []
+    if validation or options.eval.benchmarks:
+        from lemma.stages.evaluating import stage_measures
+
+        loss = partial(learner.evaluate, validation, objective) if validation else None
+        measures = stage_measures(stage, options.eval, trained, policy, loss, options.validation.every)
     start = stage.resume(learner, total, data.digest(validation))
     for measure in measures:
         measure.begin(start, total)
@@ -213,6 +215,8 @@ def _from_journal(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy, limit: int
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
     """Episodes with a good enough reward, as they were sampled."""
+    from lemma.stages.own_samples import check_ids, imitated, largest_id
+
     samples = imitated(stage, options.data, options.journal)
     lengths = [int(one[0].loss_mask_T.argmax()) for one in samples]
     samples, _ = filter_by_length(samples, lengths, options.data.prompt_length, stage.say)
@@ -236,6 +240,8 @@ def _held_out(
 ) -> list[Trajectory]:
     """Separate validation data: rows, or episodes of a journal."""
     if journal_place(data.source) is not None and not data.mix:
+        from lemma.stages.own_samples import imitated
+
         episodes = imitated(stage, data, options.journal)[: options.validation.count]
         return [part for one in episodes for part in one]
     rows = _short_prompts(stage, data, fmt, tokenizer)[: options.validation.count]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,13 +23,15 @@ from lemma.objectives.preference import reference_point
 from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import stage_learner, stage_policy, switch_dropout_off
-from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import mismatched, precompute
 from lemma.stages.reference import AdaptersOff, ModelReference, ReferenceModel, SecondModel
 from lemma.stages.supervised import measure_step
 from lemma.stages.trained_prompt import Instructions, as_trained
+
+if TYPE_CHECKING:
+    from lemma.stages.evaluating import Measure
 
 
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
@@ -53,14 +56,15 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     stage.keep("algorithm", scorer.memory)
     asked = Instructions(fmt, policy.tokenizer)
     trained = as_trained(stage, fmt, policy.tokenizer, Counter(asked.of(example.system) for example in train))
-    benchmarks = [StageBenchmarks(stage, options.eval, trained, policy)] if options.eval.benchmarks else []
-    measures: list[HeldOutLoss | StageBenchmarks] = [*benchmarks]
-    if held_out:
+    measures: list[Measure] = []
+    if held_out or options.eval.benchmarks:
+        from lemma.stages.evaluating import stage_measures
 
         def loss() -> dict[str, float]:
             return of_sides(learner.evaluate(*scorer.ready(held_out)), held_out)
 
-        measures.insert(0, HeldOutLoss(stage, loss, options.validation.every, chooses=not benchmarks))
+        every = options.validation.every
+        measures = stage_measures(stage, options.eval, trained, policy, loss if held_out else None, every)
     start = stage.resume(learner, total, digest([*train, *held_out]))
     for measure in measures:
         measure.begin(start, total)
