@@ -30,7 +30,6 @@ from lemma.learning.split_passes import first_pass
 from lemma.learning.whole_batch import evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
-from lemma.models.dropouts import dropouts
 from lemma.models.flash_attention import agree_on_flash
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import PackModel
@@ -97,7 +96,7 @@ class Learner:
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed, self._say = seed, say
         self._exact = torch.float64 if policy.head.weight.dtype == torch.float64 else torch.float32
-        self._has_dropout = bool(dropouts(policy.module))
+        self._has_dropout = bool(policy.dropouts)
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
         may_share = wants_sharing and not self._has_dropout and can_share(policy.module)
         self.shares = spread_cost(policy.backbone.config, policy.dtype, policy.device) if may_share else None

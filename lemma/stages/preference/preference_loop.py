@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
     policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
-    switch_dropout_off(policy.module, stage)
+    switch_dropout_off(policy, stage)
     limit = min(options.max_length or policy.context, policy.context)
     with stage.waiting("reading the data"):
         train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)

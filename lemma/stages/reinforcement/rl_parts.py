@@ -56,7 +56,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     algorithm = corrected(options)
     policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
-    switch_dropout_off(policy.module, stage)
+    switch_dropout_off(policy, stage)
     with stage.waiting("reading the data"):
         tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
     asked = Instructions(fmt, policy.tokenizer)
@@ -159,6 +159,6 @@ def make_critic(stage: Stage, options: ReinforcementOptions, updates: int, budge
     if path is not None:
         check_tokens(stage, path, policy.tokenizer, "algorithm.value_path")
     critic = stage_critic(stage, policy.recomputed, path)
-    switch_dropout_off(critic.module, stage)
+    switch_dropout_off(critic, stage)
     optim = options.optim if rate is None else options.optim.model_copy(update={"lr": rate})
     return stage_learner(stage, critic, optim, budget, updates, seed=stage.seed)
