@@ -181,7 +181,7 @@ def _plan(
     recomputed: int | None = None,
 ) -> MemoryPlan:
     """The memory of one rank, in bf16 where the recipe does not say."""
-    model, slots = recipe.model, -(-usual_slots(recipe.cluster, recipe.stages, ranks) // ranks)
+    model, slots = recipe.model, -(-usual_slots(recipe, ranks) // ranks)
     return stage.plan_update(
         shape, model, model.precision or "bf16", pack, has_adapter=model.lora is not None,
         ranks=ranks, slots=slots, shard=shard, recomputed=recomputed,

@@ -40,7 +40,7 @@ def plan_stage(
     model, has_adapter = recipe.model, recipe.model.lora is not None
     precision: Precision = "fp32" if on_cpu and model.precision is None else precision_of(model)
     ranks = recipe.cluster.ranks or 1
-    slots = usual_slots(recipe.cluster, recipe.stages, ranks)
+    slots = usual_slots(recipe, ranks)
     most = stage.batch.planned_budget
     if on_cpu:
         memory = host_memory() / max(slots, ranks)
@@ -151,7 +151,7 @@ def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int
     plans = [
         stage.plan_update(
             shape, model, precision_of(model), tokens, has_adapter=model.lora is not None,
-            ranks=ranks, shard=shard, slots=-(-usual_slots(cluster, recipe.stages, ranks) // ranks),
+            ranks=ranks, shard=shard, slots=-(-usual_slots(recipe, ranks) // ranks),
             recomputed=shape.layers if model.checkpointing is None else None,
         )
         for shard in shards

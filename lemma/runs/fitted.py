@@ -22,8 +22,7 @@ from lemma.models.policy import Policy
 from lemma.runs.run_checks import split_refusal
 
 if TYPE_CHECKING:
-    from lemma.runs.run import RecipeLike
-    from lemma.runs.run_options import StageOptions
+    from lemma.runs.run_options import RecipeLike, StageOptions
     from lemma.runs.stage import Stage
 
 # Share of a GPU's memory that an update may fill, and the smallest pack size worth computing.

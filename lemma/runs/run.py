@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,16 +18,15 @@ from lemma.core.errors import UserError
 from lemma.core.events import Progressed, Said, Sink, Tell, telling
 from lemma.core.outside import training
 from lemma.core.ranks import from_leader, is_leader, together, use_slots, world_size
-from lemma.formats import Format
 from lemma.learning.divergence import Diverged
 from lemma.models.load_model import pick_device
-from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
 from lemma.runs.fitted import what_to_split
 from lemma.runs.lengthening import lengthen
 from lemma.runs.run_checks import check_inputs, check_split
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import (
+    RecipeLike,
     RunOptions,
     StageOptions,
     slot_servers,
@@ -38,26 +37,6 @@ from lemma.runs.run_options import (
 )
 from lemma.runs.stage import Stage
 from lemma.runs.stopping import Stopped, StopSignal
-
-
-class RecipeLike(Protocol):
-    """What a run needs of a recipe, which is defined in a higher package."""
-
-    @property
-    def run(self) -> RunOptions: ...
-    @property
-    def cluster(self) -> ClusterOptions: ...
-    @property
-    def model(self) -> ModelOptions: ...
-    @property
-    def format(self) -> Format: ...
-    @property
-    def stages(self) -> Mapping[str, StageOptions]: ...
-    def to_yaml(self) -> str: ...
-    def digest(self) -> str: ...
-    def digest_of(self, values: dict[str, Any]) -> str: ...
-    def completed(self, values: Any) -> dict[str, Any] | None: ...
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
 def train(
@@ -129,7 +108,7 @@ def _begun(
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
         _check_version(folder, recipe)
     threads = recipe.run.threads or torch.get_num_threads()
-    slots = usual_slots(recipe.cluster, recipe.stages, world_size())
+    slots = usual_slots(recipe, world_size())
     return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field, field_validator, model_validator
 
@@ -118,6 +118,26 @@ class StageOptions(Options):
         raise NotImplementedError
 
 
+class RecipeLike(Protocol):
+    """What a run needs of a recipe, which is defined in a higher package."""
+
+    @property
+    def run(self) -> RunOptions: ...
+    @property
+    def cluster(self) -> ClusterOptions: ...
+    @property
+    def model(self) -> ModelOptions: ...
+    @property
+    def format(self) -> Format: ...
+    @property
+    def stages(self) -> Mapping[str, StageOptions]: ...
+    def to_yaml(self) -> str: ...
+    def digest(self) -> str: ...
+    def digest_of(self, values: dict[str, Any]) -> str: ...
+    def completed(self, values: Any) -> dict[str, Any] | None: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
 def wanted_stages(stages: Iterable[str], skip: Sequence[str], only: Sequence[str]) -> list[str]:
     """The stages that run: all but those of `skip`, or those of `only`."""
     names = list(stages)
@@ -137,9 +157,9 @@ def slot_servers(stages: Mapping[str, StageOptions]) -> int:
     return max((stage.slot_servers for stage in stages.values()), default=0)
 
 
-def usual_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], ranks: int) -> int:
-    """How many slots a run of these stages begins with on so many ranks."""
-    return cluster.slots or slots_for(ranks, slot_servers(stages))
+def usual_slots(recipe: RecipeLike, ranks: int) -> int:
+    """How many slots a run begins with on so many ranks."""
+    return recipe.cluster.slots or slots_for(ranks, slot_servers(recipe.stages))
 
 
 def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:
