@@ -78,7 +78,7 @@ class Recipe(Options):
     """How a problem becomes a prompt and a completion becomes an answer: a name, or a mapping with name and options."""
     cluster: ClusterOptions = ClusterOptions()
     """Training on several processes, GPUs or machines."""
-    stages: dict[StageName, Annotated[StageOptions, _stage]] = Field(default_factory=dict)
+    stages: dict[StageName, Annotated[StageOptions, _stage]] = Field(default_factory=dict, validate_default=True)
     """The stages by name, in the order in which they run; at least one."""
 
     @model_validator(mode="before")

@@ -18,7 +18,7 @@ from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.flat_advantages import is_large
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
-from lemma.algorithms.parts.refusals import refuse_unused
+from lemma.config.options import refuse_unused
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_loss import Surrogate

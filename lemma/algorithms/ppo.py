@@ -22,7 +22,7 @@ from lemma.algorithms.parts import ppo_options as parts
 from lemma.algorithms.parts.episode_tokens import write_episodes
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Normalise
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient
-from lemma.algorithms.parts.refusals import refuse_moved
+from lemma.config.options import refuse_moved
 from lemma.core.types import Group
 
 if TYPE_CHECKING:

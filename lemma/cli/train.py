@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lemma.cli.parser import Parser, add_recipe
 from lemma.cli.watch import watched
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
     from lemma.recipe import Recipe
@@ -67,25 +67,23 @@ def _options_help() -> str:
 def run(args: argparse.Namespace) -> int:
     from lemma.cluster.rank_program import end_with_launcher, is_a_rank, ranks_here, train_on_ranks
     from lemma.recipe import load_recipe
-    from lemma.runs.run_checks import check_flying, check_split
+    from lemma.runs.run_checks import check_split
+    from lemma.runs.run_options import wanted_stages
 
     end_with_launcher()
     if args.speakers is not None:
         args.overrides = [*args.overrides, f"cluster.speakers={args.speakers}"]
     recipe = load_recipe(args.recipe, args.overrides)
-    _check_stages(recipe, args.skip, args.only)
+    names = wanted_stages(recipe.stages, args.skip, args.only)
     if args.ranks is not None and args.ranks < 1 and not is_a_rank():
         raise UserError(f"--ranks {args.ranks} is not a number of processes", fix="write 1 or more")
     if args.dry_run:
-        wanted = {name: recipe.stages[name] for name in _wanted_stages(recipe, args.skip, args.only)}
         if (args.ranks or recipe.cluster.ranks) != 1:
-            check_split(recipe.cluster, recipe.model, wanted)
-        check_flying(wanted)
-        return _dry_run(recipe, args.skip, args.only)
+            check_split(recipe.cluster, recipe.model, {name: recipe.stages[name] for name in names})
+        return _dry_run(recipe, names, args)
     if not is_a_rank():
         with suppress(OSError):  # a run goes on where nobody reads its output
-            wanted_stages = ", ".join(_wanted_stages(recipe, args.skip, args.only))
-            print(f"{args.recipe}: {wanted_stages}; the run is in {recipe.run.dir}", flush=True)
+            print(f"{args.recipe}: {', '.join(names)}; the run is in {recipe.run.dir}", flush=True)
     if args.ray:
         from lemma.plugins.ray.ray_job_spec import job_spec_of
         from lemma.plugins.ray.ray_launch import launch_on_ray
@@ -96,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     with beside:
         count = 1 if is_a_rank() else ranks_here(recipe, args.ranks)
         if count == 1:
-            return _train(recipe, args)
+            return _train(recipe, names, args)
         return train_on_ranks(recipe, _arguments(args, args.recipe), count, fresh=args.fresh)
 
 
@@ -107,7 +105,7 @@ def _arguments(args: argparse.Namespace, recipe: str) -> list[str]:
     return ["train", recipe, *words, *(["--extend"] if args.extend else [])]
 
 
-def _train(recipe: Recipe, args: argparse.Namespace) -> int:
+def _train(recipe: Recipe, names: list[str], args: argparse.Namespace) -> int:
     """Run the stages in this process, alone or as one of the ranks that its environment names."""
     from lemma.cluster.rank_program import as_rank
     from lemma.core.events import Said
@@ -115,8 +113,6 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     from lemma.planning.run_plan import preflight_warnings
     from lemma.reporting import sink_of
     from lemma.runs.run import train
-
-    names = _wanted_stages(recipe, args.skip, args.only)
 
     def work(world: RankWorld) -> int:
         with sink_of(recipe) as sink:
@@ -129,22 +125,7 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     return as_rank(work, recipe.cluster, recipe.run.device, settings, Path(recipe.run.dir))
 
 
-def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:
-    for option, names in (("--skip", skip), ("--only", only)):
-        for name in names:
-            if name not in recipe.stages:
-                raise UserError(f"{option} {name}: the recipe has no such stage", fix=nearest(name, recipe.stages))
-    if skip and only:
-        raise UserError("--skip and --only exclude each other", fix="give one of the two")
-    if set(skip) == set(recipe.stages):
-        raise UserError("--skip leaves no stage to run", fix="skip fewer of them")
-
-
-def _wanted_stages(recipe: Recipe, skip: list[str], only: list[str]) -> list[str]:
-    return [name for name in recipe.stages if name not in skip and (not only or name in only)]
-
-
-def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
+def _dry_run(recipe: Recipe, names: list[str], args: argparse.Namespace) -> int:
     from lemma.cli.plan import end, show
     from lemma.core.files import write_whole
     from lemma.planning.run_plan import plan_run
@@ -156,7 +137,7 @@ def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
         raise UserError(
             f"cannot write the resolved recipe: {error.strerror}", file=path, fix="name another folder as `run.dir`"
         ) from None
-    plan = plan_run(recipe, _wanted_stages(recipe, skip, only), skip=skip, only=only)
+    plan = plan_run(recipe, names, skip=args.skip, only=args.only)
     show(plan)
     print(f"\nThe resolved recipe is in {path}. Nothing was loaded.")
     return end(plan)

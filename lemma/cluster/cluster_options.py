@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from lemma.config import Options
-from lemma.core.ranks import slots_for
 
 
 class ClusterOptions(Options):
@@ -34,19 +33,6 @@ class ClusterOptions(Options):
     config: str | None = Field(None, min_length=1)
     """A DeepSpeed, Accelerate or FSDP configuration file. Its settings apply wherever the recipe says nothing; `lemma
     plan` names those that have no counterpart."""
-
-    @property
-    def known_ranks(self) -> int:
-        """The ranks, as far as the recipe tells."""
-        return self.ranks or 1
-
-    def slots_for(self, ranks: int, servers: int) -> int:
-        """How many slots a run begins with that has so many ranks and generation servers."""
-        return self.slots or slots_for(ranks, servers)
-
-    def slots_of_one(self, ranks: int, servers: int) -> int:
-        """The most of them that one of so many ranks has."""
-        return -(-self.slots_for(ranks, servers) // ranks)
 
     @field_validator("speakers")
     @classmethod

@@ -1,10 +1,12 @@
-"""The base of everything that a recipe can say. Each component declares its options next to its code."""
+"""The base of everything that a recipe can say, and what options without effect are told. Each component declares its
+options next to its code."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import sys
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, get_args
 
@@ -16,7 +18,7 @@ class Options(BaseModel):
     """Typed options: unknown keys are errors, values are fixed once read, and the text under a field is its help. A
     class is compiled when it is first used: a recipe uses few of those that are declared."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -33,6 +35,43 @@ def _leaves(annotation: Any) -> set[Any]:
     """The plain types that an annotation is made of."""
     arguments = get_args(annotation)
     return {leaf for part in arguments for leaf in _leaves(part)} if arguments else {annotation}
+
+
+def refuse_unused(options: Options, names: Iterable[str], where: str, instead: str = "") -> None:
+    """Refuse those of the named options that differ from their defaults: `where` says why they have no effect.
+
+    Writing out a default is allowed, because a resolved recipe writes out all of them.
+    """
+    fields = type(options).model_fields
+    changed = [name for name in names if getattr(options, name) != fields[name].get_default(call_default_factory=True)]
+    if not changed:
+        return
+    *others, last = changed
+    which = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+    fix = f"remove {'them' if others else 'it'}" + (f", or {instead}" if instead else "")
+    raise ValueError(f"{which} no effect {where}; {fix}")
+
+
+def refuse_moved(values: Any, places: Mapping[str, str]) -> Any:
+    """For a `before` validator: `places` maps each old key to its new one."""
+    if isinstance(values, Mapping):
+        for old, new in places.items():
+            if old in values:
+                *blocks, last = new.split(".")
+                text = f"{last}: {_written(values[old])}"
+                for block in reversed(blocks):
+                    text = f"{block}: {{{text}}}"
+                raise ValueError(f"{old} is now {new}; write `{text}`")
+    return values
+
+
+def _written(value: Any) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_written(inner)}" for name, inner in value.items()) + "}"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def meaning_of(options: type[Options], name: str) -> str:

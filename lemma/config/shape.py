@@ -42,10 +42,10 @@ class Choice:
 
     def expand(self, value: Any, key: Any = None) -> Any:
         """The value as a mapping that names its class, as far as it can be told."""
+        if isinstance(value, str) and (self.as_options is None or value in self.registry):
+            return {self.by: value}
         if self.as_options is not None:
             return self.as_options(value) if isinstance(value, str | dict) else value
-        if isinstance(value, str):
-            return {self.by: value}
         told = {self.by: key} if key in self.registry else copy.deepcopy(self.implied.get(str(key), {}))
         if isinstance(value, dict) and told and value.get(self.by, told[self.by]) == told[self.by]:
             return {**told, **{name: _merged(told.get(name), given) for name, given in value.items()}}

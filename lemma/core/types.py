@@ -97,6 +97,19 @@ class Demonstration:
     turns_from: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    @property
+    def earlier_turns(self) -> list[int]:
+        """Indices of the assistant messages before the response that may be trained on: those that reply to another
+        role. A verbatim prompt has none."""
+        said = self.problem.messages
+        start = len(said) if self.turns_from is None or self.prompt is not None else self.turns_from
+        first = next((place for place, message in enumerate(said) if message.role == "user"), len(said))
+        return [
+            place
+            for place in range(max(start, first), len(said))
+            if said[place].role == "assistant" and (said[place].content.strip() or said[place].more)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Preference:

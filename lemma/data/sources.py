@@ -82,7 +82,7 @@ def _made_or_hub(options: SourceOptions, streamed: bool) -> Iterator[Row]:
 
 
 def files_of(options: SourceOptions) -> list[Path]:
-    """The files of a local source; empty if it is built in or a hub dataset."""
+    """The files of a local source, which must exist; empty if it is built in or a hub dataset."""
     if options.source in BUILT_IN:
         return []
     path = Path(options.source).expanduser()
@@ -97,11 +97,6 @@ def files_of(options: SourceOptions) -> list[Path]:
     if suffix_of(path) or looks_like_path(options.source):
         raise UserError(f"the file or folder '{options.source}' does not exist", fix=_neighbour(path))
     return []
-
-
-def check_files(options: SourceOptions) -> None:
-    """Refuse a local source that does not exist; built-in sources and hub datasets are not checked."""
-    files_of(options)
 
 
 def _neighbour(path: Path) -> str:

@@ -33,7 +33,7 @@ def make_engine(options: EngineOptions, policy: Policy, seed: int, sink: Sink = 
     if isinstance(options, TransformersOptions):
         return TransformersEngine(policy, seed, batch=options.batch)
     assert isinstance(options, NativeOptions)
-    if options.has_own_devices:
+    if options.servers:
         from lemma.engines.remote.remote_engine import RemoteEngine
 
         return RemoteEngine(policy, seed, options)

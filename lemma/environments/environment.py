@@ -133,20 +133,12 @@ class EnvironmentOptions(Options):
     is_stepped: ClassVar[bool] = True
     """Whether the policy's turns are passed to `step`; otherwise the environment calls the model itself."""
     is_graded: ClassVar[bool] = False
-    """Whether the stage's rewards judge what was said last, as without an environment; `score` is not called."""
-
+    """Whether the stage's rewards judge what was said last, as without an environment; `score` is not called.
+    Otherwise the environment says what was a success, and no grader does."""
+    is_single_turn: ClassVar[bool] = False
+    """Whether there is only one response, scored by the rewards alone."""
     says_first: ClassVar[bool] = True
     """Whether `reset` may have something to say before the first turn: then each problem is begun once to hear it."""
-
-    @property
-    def is_scored_by_itself(self) -> bool:
-        """Whether the environment says what was a success, and no grader does."""
-        return not self.is_graded and not self.is_single_turn
-
-    @property
-    def is_single_turn(self) -> bool:
-        """Whether there is only one response, scored by the rewards alone."""
-        return False
 
     @property
     def label(self) -> str:
@@ -250,11 +242,9 @@ class SingleTurn(EnvironmentOptions):
     turns: int = Field(1, ge=1, le=1)
     """Always 1."""
 
+    is_graded: ClassVar[bool] = True
+    is_single_turn: ClassVar[bool] = True
     says_first: ClassVar[bool] = False
-
-    @property
-    def is_single_turn(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, slots=True)

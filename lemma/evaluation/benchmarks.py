@@ -264,11 +264,11 @@ def _without_system(problem: Problem) -> Problem:
 
 def check_benchmark(spec: str | Mapping[str, Any] | Benchmark, *, data_dir: str | Path | None = None) -> None:
     """Refuse a benchmark whose files are not there, without reading them; the hub is not asked."""
-    from lemma.data.sources import check_files
+    from lemma.data.sources import files_of
 
     benchmark = find_benchmark(spec)
     if not benchmark.makes_problems and benchmark.source != OF_ENVIRONMENT:
-        check_files(source_of(benchmark, data_dir))
+        files_of(source_of(benchmark, data_dir))
 
 
 def example_source(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:

@@ -191,7 +191,7 @@ class BenchmarkScorer(Scorer):
 def open_worlds(asked: Sequence[Asked], policy: Policy, settings: EvalSettings) -> dict[str, World | None]:
     """Where each benchmark is played, by name; None where its problems are answered at once."""
     environment = settings.environment
-    if environment is None:
+    if environment is None or environment.is_single_turn:
         return {one.name: None for one in asked}
     return {one.name: open_world(environment, one.fmt, policy, one.sampling.stop_ids, settings.seed) for one in asked}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lemma.config import Options
 from lemma.config.shape import Choice, annotation_of, words
@@ -74,46 +74,43 @@ class EvalOptions(Measuring):
 
     @field_validator("benchmarks")
     @classmethod
-    def _exist(cls, benchmarks: list[str | Benchmark]) -> list[str | Benchmark]:
-        for one in benchmarks:
-            try:
-                find_benchmark(one)
-            except UserError as error:
-                raise ValueError(str(error)) from None
+    def _exist(cls, benchmarks: list[str | Benchmark], info: ValidationInfo) -> list[str | Benchmark]:
+        try:
+            sizes = _sizes(benchmarks, info.data.get("samples"))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        for benchmark, own in sizes.items():
+            if info.data.get("temperature") == 0 and own[-1] > 1:
+                raise ValueError(
+                    f"{own[-1]} samples of {benchmark} at temperature 0 are all the same; raise temperature or write "
+                    "`samples: 1`"
+                )
         return benchmarks
 
-    @model_validator(mode="after")
-    def _metric_is_measured(self) -> EvalOptions:
-        sizes = self._sizes()
-        part, slash, name = self.metric.rpartition("/")
+    @field_validator("metric")
+    @classmethod
+    def _is_measured(cls, metric: str, info: ValidationInfo) -> str:
+        if "benchmarks" not in info.data:
+            return metric
+        sizes = _sizes(info.data["benchmarks"], info.data.get("samples"))
+        part, slash, name = metric.rpartition("/")
         at_k = _AT_K.fullmatch(name)
         if (slash and part not in sizes) or (name not in (*BETTER_WHEN_HIGHER, SUCCESS) and at_k is None):
             raise ValueError(
-                f"there is no metric '{self.metric}' to choose a checkpoint by; write one of: "
+                f"there is no metric '{metric}' to choose a checkpoint by; write one of: "
                 f"{', '.join(BETTER_WHEN_HIGHER)}, pass@K or maj@K, with or without the name of a benchmark in front"
             )
         if at_k is not None and name != "pass@1" and sizes:
             measured = {size for own in ([sizes[part]] if slash else sizes.values()) for size in own[1:]}
             if int(at_k[2]) not in measured:
-                raise ValueError(_not_measured(self.metric, f"{part}{slash}", at_k[1], sorted(measured)))
-        for benchmark, own in sizes.items():
-            if self.temperature == 0 and own[-1] > 1:
-                raise ValueError(
-                    f"{own[-1]} samples of {benchmark} at temperature 0 are all the same; raise temperature or write "
-                    "`samples: 1`"
-                )
-        return self
+                raise ValueError(_not_measured(metric, f"{part}{slash}", at_k[1], sorted(measured)))
+        return metric
 
     @property
     def measured_metric(self) -> str:
         """The name under which `metric` is measured."""
         front, slash, name = self.metric.rpartition("/")
         return f"{front}{slash}answer_accuracy" if name in ("pass@1", SUCCESS) else self.metric
-
-    def _sizes(self) -> dict[str, list[int]]:
-        """For each benchmark, the k that pass@k and maj@k are measured for; the first is 1, the last all samples."""
-        benchmarks = map(find_benchmark, self.benchmarks)
-        return {one.name: sizes_up_to(self.samples or one.samples) for one in benchmarks}
 
 
 class EvalSettings(Measuring):
@@ -143,7 +140,7 @@ class EvalSettings(Measuring):
     @property
     def is_scored_by_environment(self) -> bool:
         """Whether the environment itself says what was a success, and no grader does."""
-        return self.environment is not None and bool(self.environment.is_scored_by_itself)
+        return self.environment is not None and not self.environment.is_graded
 
     @property
     def said(self) -> dict[str, Any]:
@@ -165,6 +162,11 @@ def make_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = str) 
         least = first.get("ctx", {}).get("ge")
         may = words(annotation_of(EvalSettings.model_fields[name])) if least is None else f"{least} or more"
         raise UserError(f"{spelt(name)} is {first['input']}", fix=f"write {may}") from None
+
+
+def _sizes(benchmarks: Iterable[str | Benchmark], samples: int | None) -> dict[str, list[int]]:
+    """For each benchmark, the k that pass@k and maj@k are measured for; the first is 1, the last all samples."""
+    return {one.name: sizes_up_to(samples or one.samples) for one in map(find_benchmark, benchmarks)}
 
 
 def _not_measured(metric: str, front: str, kind: str, sizes: list[int]) -> str:

@@ -46,7 +46,7 @@ def in_settings(environment: EnvironmentOptions) -> dict[str, Any]:
     files = outside_files(environment)
     if files:
         settings["environment_hash"] = content_id([path.read_text(encoding="utf-8") for path in files])
-    return settings | ({"scoring": "environment"} if environment.is_scored_by_itself else {})
+    return settings | ({} if environment.is_graded else {"scoring": "environment"})
 
 
 def measures_of(

@@ -104,6 +104,26 @@ def encode_demonstration(
     )
 
 
+def encode_learnt(
+    fmt: Format,
+    item: Demonstration,
+    tokenizer: Any,
+    turns: Literal["all", "last", "played"],
+    learn: Literal["response", "all"],
+) -> list[Trajectory]:
+    """A demonstration with these turns trained on, or with all of its tokens: one sequence, or several if necessary."""
+    if not item.earlier_turns or turns == "last" or (turns, learn) == ("all", "all"):
+        return [encode_demonstration(fmt, item, tokenizer, learn)]
+    from lemma.formats.turns import encode_played, encode_turns
+
+    if turns == "all":
+        return encode_turns(fmt, item, tokenizer)
+    played = encode_played(fmt, item, tokenizer)
+    if learn == "all":
+        played.loss_mask_T = np.arange(len(played)) > 0
+    return [played]
+
+
 def encode_document(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> np.ndarray:
     """Prompt and response tokenised as one text, then the end-of-sequence token: one document of a stream."""
     asked = prompt_text(fmt, demonstration, tokenizer)

@@ -36,8 +36,8 @@ NO_LIMIT = 1 << 30
 
 def encode_turns(fmt: Format, item: Demonstration, tokenizer: Any, turns: Turns = "all") -> list[Trajectory]:
     """The demonstration, trained on all of its turns or on its last: one trajectory, or several if necessary."""
-    earlier = _earlier(item) if turns == "all" else []
-    if not earlier or item.prompt is not None:
+    earlier = item.earlier_turns if turns == "all" else []
+    if not earlier:
         return [encode_demonstration(fmt, item, tokenizer)]
     spans = _spans(fmt, item, earlier, tokenizer)
     if spans is not None:
@@ -55,21 +55,9 @@ def each_turn(item: Demonstration) -> list[Demonstration]:
             response=said[place].content,
             more=said[place].more,
         )
-        for place in _earlier(item)
+        for place in item.earlier_turns
     ]
-    return [*cut, item] if item.prompt is None else [item]
-
-
-def _earlier(item: Demonstration) -> list[int]:
-    """Indices of the assistant messages before the response that are trained on: those that reply to another role."""
-    said = item.problem.messages
-    start = len(said) if item.turns_from is None else item.turns_from
-    first = next((place for place, message in enumerate(said) if message.role == "user"), len(said))
-    return [
-        place
-        for place in range(max(start, first), len(said))
-        if said[place].role == "assistant" and (said[place].content.strip() or said[place].more)
-    ]
+    return [*cut, item]
 
 
 def _spans(fmt: Format, item: Demonstration, earlier: list[int], tokenizer: Any) -> list[tuple[int, int]] | None:
@@ -126,25 +114,6 @@ def said_ids(fmt: Format, item: Demonstration, tokenizer: Any) -> list[np.ndarra
     """The ids of each assistant turn, including its end-of-turn token."""
     encoded = [encode_demonstration(fmt, one, tokenizer) for one in each_turn(item)]
     return [one.ids_T[one.loss_mask_T] for one in encoded]
-
-
-def encode_learnt(
-    fmt: Format,
-    item: Demonstration,
-    tokenizer: Any,
-    turns: Turns | Literal["played"],
-    learn: Literal["response", "all"],
-) -> list[Trajectory]:
-    """A demonstration with these turns trained on, or with all of its tokens: one sequence, or several if necessary."""
-    if turns != "played":
-        whole = learn == "all"
-        return (
-            [encode_demonstration(fmt, item, tokenizer, "all")] if whole else encode_turns(fmt, item, tokenizer, turns)
-        )
-    played = encode_played(fmt, item, tokenizer)
-    if learn == "all":
-        played.loss_mask_T = np.arange(len(played)) > 0
-    return [played]
 
 
 def encode_played(fmt: Format, item: Demonstration, tokenizer: Any) -> Trajectory:

@@ -18,19 +18,18 @@ import torch
 
 from lemma.core.errors import UserError
 from lemma.core.random import key
-from lemma.core.ranks import gather_over_ranks, own_slots
+from lemma.core.ranks import gather_over_ranks, own_slots, world_size
 from lemma.core.types import Output, Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import Split, learning_rate
+from lemma.learning.optimiser import Optimiser, Split, learning_rate
 from lemma.learning.optimiser_state import load_optimiser, optimiser_state
 from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, is_one_group
-from lemma.learning.split_optimiser import make_optimiser
+from lemma.learning.split_optimiser import SplitOptimiser
 from lemma.learning.split_passes import first_pass
 from lemma.learning.whole_batch import evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
-from lemma.models.dropouts import dropouts
 from lemma.models.flash_attention import agree_on_flash
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import PackModel
@@ -89,13 +88,15 @@ class Learner:
         self.step_count = self.skipped = 0
         self.last_rate = 0.0
         """The learning rate of the last step, also where it had nothing to learn from."""
-        self.optimiser = make_optimiser(policy, optim, shard)
-        agree_on_flash(may_flash and not compile_blocks, say, lambda: first_pass(policy))
+        is_split = shard == "weights" and world_size() > 1
+        self.optimiser = SplitOptimiser(policy, optim) if is_split else Optimiser(policy.parameters(), optim, shard)
+        if policy.device.type == "cuda" or world_size() > 1:
+            agree_on_flash(may_flash and not compile_blocks, say, lambda: first_pass(policy))
         # Ranks that make a pass together cannot leave it one by one.
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed, self._say = seed, say
         self._exact = torch.float64 if policy.head.weight.dtype == torch.float64 else torch.float32
-        self._has_dropout = bool(dropouts(policy.module))
+        self._has_dropout = bool(policy.dropouts)
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
         may_share = wants_sharing and not self._has_dropout and can_share(policy.module)
         self.shares = spread_cost(policy.backbone.config, policy.dtype, policy.device) if may_share else None

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from lemma.core.ranks import gather_over_ranks, rank, world_size
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.loss_scaler import LossScaler
-from lemma.learning.optimiser import Optimiser, Split, are_finite
+from lemma.learning.optimiser import Optimiser, are_finite
 from lemma.learning.parameter_pieces import ParameterPiece
 from lemma.learning.saved_slices import SavedSlices
 from lemma.learning.weight_split import split_weights
 from lemma.models.policy import PackModel
 
 
-def make_optimiser(policy: PackModel, options: OptimOptions, shard: Split) -> Optimiser:
-    """The optimiser of a model; with `weights`, its weights are split from here on, if they are not yet."""
-    if shard != "weights" or world_size() == 1:
-        return Optimiser(policy.parameters(), options, "none" if shard == "weights" else shard)
-    split_weights(policy)
-    return SplitOptimiser(policy.parameters(), options, computes_in_fp16=policy.dtype == torch.float16)
-
-
 class SplitOptimiser(Optimiser):
-    """Pieces are the rows of each rank. Gradients come in summed over the ranks, to where their rows are."""
+    """Pieces are the rows of each rank. Gradients come in summed over the ranks, to where their rows are. The weights
+    of the model are split from here on, if they are not yet."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimOptions, *, computes_in_fp16: bool):
-        super().__init__(parameters, options, "weights")
-        self.scaler = LossScaler(computes_in_fp16)
+    def __init__(self, policy: PackModel, options: OptimOptions):
+        split_weights(policy)
+        super().__init__(policy.parameters(), options, "weights")
+        self.scaler = LossScaler(policy.dtype == torch.float16)
 
     def _cut(self) -> list[ParameterPiece]:
         return [piece for name, parameter in self.parameters.items() for piece in _rows(name, parameter)]

@@ -36,6 +36,11 @@ def _rotations(parameters: Any) -> set[str]:
     return {str(parameters.get("rope_type"))}.union(*nested)
 
 
+# Probabilities that layers of transformers hand to torch's function (Seed-OSS, StarCoder 2). Those of attention are not
+# among them: Lemma's attention has no dropout.
+HELD_DROPOUTS = ("residual_dropout", "embedding_dropout", "hidden_dropout", "activation_dropout", "dropout")
+
+
 class PackModel:
     """What policies and critics share: a body and a head that compute outputs of packs. Weights are whole, unless
     `use_split` says what brings them together for a computation."""
@@ -64,6 +69,15 @@ class PackModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name, in a fixed order."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @property
+    def dropouts(self) -> list[tuple[nn.Module, str]]:
+        """Every module that drops something in training, and the name of its probability."""
+        modules = list(self.module.modules())
+        names = [(module, "p") for module in modules if isinstance(module, nn.Dropout)]
+        names += [(module, name) for module in modules for name in HELD_DROPOUTS if name in vars(module)]
+        values = [(module, name, getattr(module, name)) for module, name in names]
+        return [(module, name) for module, name, value in values if isinstance(value, int | float) and value > 0]
 
     @property
     def is_split(self) -> bool:

@@ -12,7 +12,7 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from lemma.core.errors import UserError
-from lemma.data.sources import check_files
+from lemma.data.sources import files_of
 from lemma.models.fitting import Fit, fit_memory, guess_shape, host_memory, in_gib
 from lemma.models.memory import GIB
 from lemma.models.model_options import ModelOptions
@@ -34,7 +34,7 @@ class Answers:
 def not_here(recipe: Recipe) -> Iterator[str]:
     """What is written as a path and does not exist. Names of the hub are not asked for."""
     stage: Any = next(iter(recipe.stages.values()))  # all have the same data
-    checks: list[Callable[[], object]] = [lambda: check_files(stage.data)]
+    checks: list[Callable[[], object]] = [lambda: files_of(stage.data)]
     if recipe.model.path != TINY:
         checks.insert(0, lambda: resolve(recipe.model.path))
     for check in checks:

@@ -12,9 +12,9 @@ from lemma.models.gpus import GPUS_A_MACHINE, NETWORK_RATE, Gpu, find_gpu
 from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, lora_parameters, plan_server
 from lemma.models.step_time import StepWork
 from lemma.planning.data_amounts import Amount, amount_of, sequences_of
-from lemma.planning.stage_memory import native_servers, shape_of
+from lemma.planning.stage_memory import shape_of
 from lemma.recipe import Recipe
-from lemma.runs.run_options import StageOptions, slot_servers
+from lemma.runs.run_options import StageOptions, usual_slots
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 DEFAULT_GPU = "h100-80"
@@ -27,7 +27,7 @@ def rank_lines(recipe: Recipe, ranks: int | None, gpu: str | None, length: int |
     """The table of every stage, where a number of ranks or a GPU asks for it."""
     if ranks is None and gpu is None:
         return []
-    count = recipe.cluster.known_ranks if ranks is None else ranks
+    count = (recipe.cluster.ranks or 1) if ranks is None else ranks
     for name, value in (("--ranks", count), ("--length", length)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value}: a number of at least 1 is wanted", fix=f"write {name} 8")
@@ -128,7 +128,7 @@ def _stage_table(
     work = _work(recipe, stage, shape, ranks, amount.lengths if amount else (), length)
     rows = [_row(recipe, stage, shape, work, gpu, ranks, shard) for shard in SHARDS]
     yield f"\nstage {name}, GiB a rank and seconds a step of {work.tokens:,.0f} tokens (computed)"
-    if servers := native_servers(stage):
+    if servers := stage.native_servers:
         yield f"{servers} generation server{'s' * (servers != 1)} beside the ranks: {_server(recipe, shape, gpu)}"
     columns = f"  {'shard':<11}{'state':>8}{'work':>8}{'total':>8}{'fits':>6}"
     columns += f"{'cache':>12}{'generate':>10}" if is_rl else ""
@@ -150,7 +150,7 @@ def _row(recipe: Recipe, stage: StageOptions, shape: Shape, work: StepWork, gpu:
     """Where the recipe leaves it open, activations are recomputed if nothing fits otherwise."""
     is_rl = isinstance(stage, ReinforcementOptions)
     row = _Row(shard, _plan(recipe, stage, shape, ranks, shard, work.pack), work, gpu, ranks, is_rl)
-    if servers := native_servers(stage):
+    if servers := stage.native_servers:
         row = replace(row, servers=servers, server=_server_plan(recipe, shape))
     if row.fits or recipe.model.checkpointing is not None:
         return row
@@ -181,7 +181,7 @@ def _plan(
     recomputed: int | None = None,
 ) -> MemoryPlan:
     """The memory of one rank, in bf16 where the recipe does not say."""
-    model, slots = recipe.model, recipe.cluster.slots_of_one(ranks, slot_servers(recipe.stages))
+    model, slots = recipe.model, -(-usual_slots(recipe, ranks) // ranks)
     return stage.plan_update(
         shape, model, model.precision or "bf16", pack, has_adapter=model.lora is not None,
         ranks=ranks, slots=slots, shard=shard, recomputed=recomputed,

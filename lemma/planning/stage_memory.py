@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.engines.engine_options import NativeOptions
 from lemma.learning.learning_options import MOMENTS
 from lemma.models.fitting import BUDGETS, GPU_BUDGETS, LEAST_BUDGET, host_budget, host_memory
 from lemma.models.memory import GIB, SHARDS, MemoryPlan, Shape, plan_server
@@ -18,7 +17,7 @@ from lemma.models.places import find_gguf
 from lemma.planning.data_amounts import Amount, amount_of, sequences_of
 from lemma.planning.hub_needs import kept_config
 from lemma.recipe import Recipe
-from lemma.runs.run_options import StageOptions, slot_servers
+from lemma.runs.run_options import StageOptions, usual_slots
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
@@ -40,15 +39,16 @@ def plan_stage(
     """The plan of a stage; with `budget` in place of the recipe's where that is given."""
     model, has_adapter = recipe.model, recipe.model.lora is not None
     precision: Precision = "fp32" if on_cpu and model.precision is None else precision_of(model)
-    ranks, servers = recipe.cluster.known_ranks, slot_servers(recipe.stages)
+    ranks = recipe.cluster.ranks or 1
+    slots = usual_slots(recipe, ranks)
     most = stage.batch.planned_budget
     if on_cpu:
-        memory = host_memory() / max(recipe.cluster.slots_for(ranks, servers), ranks)
+        memory = host_memory() / max(slots, ranks)
         beside = stage.models_beside(has_adapter=has_adapter)
         most = host_budget(shape, model, precision, memory, moments=MOMENTS[stage.optim.name], **beside)
     limit = budget or stage.batch.token_budget or most
     tokens = (amount and amount.pack(limit, sequences_of(stage))) or limit
-    layout: dict[str, Any] = {"slots": recipe.cluster.slots_of_one(ranks, servers), "on_cpu": on_cpu}
+    layout: dict[str, Any] = {"slots": -(-slots // ranks), "on_cpu": on_cpu}
     plan = stage.plan_update(shape, model, precision, tokens, has_adapter=has_adapter, **layout)
     return Planned(plan, tokens, limit, most, precision)
 
@@ -69,7 +69,7 @@ def memory_in_words(recipe: Recipe, stage: StageOptions, amount: Amount | None) 
         told += f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
     if not isinstance(stage, ReinforcementOptions):
         return f"{plan}{told}"
-    server = f"of each server {plan_server(shape, model, planned.precision)}; " if native_servers(stage) else ""
+    server = f"of each server {plan_server(shape, model, planned.precision)}; " if stage.native_servers else ""
     return f"{plan}{told}; {server}and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
 
 
@@ -107,7 +107,7 @@ def memory_warnings(
 
 
 def _too_large(recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -> str | None:
-    stage, ranks, memory = recipe.stages[name], recipe.cluster.known_ranks, host_memory()
+    stage, ranks, memory = recipe.stages[name], recipe.cluster.ranks or 1, host_memory()
     planned = plan_stage(recipe, stage, shape, amount, on_cpu=True, budget=None)
     needed = ranks * planned.memory.total
     if needed <= memory:
@@ -151,18 +151,12 @@ def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int
     plans = [
         stage.plan_update(
             shape, model, precision_of(model), tokens, has_adapter=model.lora is not None,
-            ranks=ranks, shard=shard, slots=cluster.slots_of_one(ranks, slot_servers(recipe.stages)),
+            ranks=ranks, shard=shard, slots=-(-usual_slots(recipe, ranks) // ranks),
             recomputed=shape.layers if model.checkpointing is None else None,
         )
         for shard in shards
     ]  # fmt: skip
     return min(plan.total for plan in plans)
-
-
-def native_servers(stage: StageOptions) -> int:
-    """How many servers of the native engine sample for a stage."""
-    engine = getattr(getattr(stage, "rollout", None), "engine", None)
-    return engine.server_count if isinstance(engine, NativeOptions) else 0
 
 
 def precision_of(model: ModelOptions) -> Precision:

@@ -15,6 +15,7 @@ from lemma.config.document import in_yaml, leaves
 from lemma.core.errors import UserError
 from lemma.core.files import from_json
 from lemma.core.hub_access import looks_like_path
+from lemma.core.ranks import slots_for
 from lemma.core.version import lemma_version
 from lemma.learning.learning_options import MOMENTS, USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
@@ -170,10 +171,10 @@ def _layout(run: Path, recipe: Mapping[str, Any], stage: str) -> dict[str, Any]:
     shard = cluster.shard
     if shard == "auto":
         shard = "none" if recipe["run"]["device"] == "cpu" else "optimiser"
-    ranks = cluster.known_ranks
+    ranks = cluster.ranks or 1
     return {
         "ranks": ranks,
-        "slots": cluster.slots_of_one(ranks, _slot_servers(recipe)),
+        "slots": -(-(cluster.slots or slots_for(ranks, _slot_servers(recipe))) // ranks),
         "shard": shard,
         "token_budget": None,
     }

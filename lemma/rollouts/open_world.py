@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 def open_world(
     environment: EnvironmentOptions, fmt: Format, policy: Policy, stop_ids: Sequence[int], seed: int
-) -> World | None:
-    """The world of some episodes; None where a problem is answered at once."""
-    if environment.is_single_turn:
-        return None
+) -> World:
+    """The world of some episodes."""
     speech = environment.speech(fmt, policy.tokenizer)
     bridge = Bridge.of(fmt, policy.tokenizer, stop_ids, environment.reply_tokens, speech)
     is_exact = policy.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()

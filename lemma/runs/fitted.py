@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.files import from_json
 from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, world_size
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.native.engine import BLOCK
-from lemma.engines.native.sizes import bytes_per_token
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, OptimOptions
 from lemma.learning.optimiser import Split
 from lemma.models.fitting import fit_update, host_budget, host_memory
@@ -22,9 +19,10 @@ from lemma.models.memory import Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision
 from lemma.models.places import TINY, resolve
 from lemma.models.policy import Policy
+from lemma.runs.run_checks import split_refusal
 
 if TYPE_CHECKING:
-    from lemma.runs.run_options import StageOptions
+    from lemma.runs.run_options import RecipeLike, StageOptions
     from lemma.runs.stage import Stage
 
 # Share of a GPU's memory that an update may fill, and the smallest pack size worth computing.
@@ -33,11 +31,10 @@ MEMORY_SHARE, FEWEST_TOKENS = 0.85, 2048
 SHARE_WITH_CACHE = 0.92
 
 
-def what_to_split(
-    cluster: ClusterOptions, model: ModelOptions, device: torch.device, start: Path | None, *, can_split: bool = False
-) -> Split:
-    """What the learners of a stage shard, for a model loaded from the folder `start` or as the recipe says.
-    `can_split`: whether the weights may be sharded too, if the recipe leaves it open."""
+def what_to_split(recipe: RecipeLike, name: str, device: torch.device, start: Path | None) -> Split:
+    """What the learners of the stage of this name shard, for a model loaded from the folder `start` or as the recipe
+    says. Where the recipe leaves it open, the weights may be sharded too, if the stage can do with that."""
+    cluster, model = recipe.cluster, recipe.model
     if cluster.shard == "weights":
         return "weights" if world_size() > 1 else "none"
     if cluster.shard != "auto":
@@ -49,6 +46,7 @@ def what_to_split(
         return "optimiser"
     memory = torch.cuda.get_device_properties(device).total_memory
     precision = pick_precision(model.precision, device)
+    can_split = split_refusal(cluster, model, name, recipe.stages[name]) is None
     return least_split(shape, model, precision, memory, world_size(), can_split, slots_of_one())
 
 
@@ -132,6 +130,9 @@ def cache_tokens(stage: Stage, options: StageOptions, policy: Policy, needed: in
     """Tokens that the cache holds: as many as needed, or as many as the update's memory plan leaves room for."""
     if policy.device.type != "cuda":
         return needed
+    from lemma.engines.native.engine import BLOCK
+    from lemma.engines.native.sizes import bytes_per_token
+
     try:
         shape = Shape.of_config(policy.causal.config.to_dict())
     except KeyError:  # the update's memory needs are unknown: leave it half of what is free

@@ -5,29 +5,18 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.runs.run_folder import RunFolder
-from lemma.runs.run_options import StageOptions, stage_before
+from lemma.runs.run_options import RecipeLike, StageOptions, stage_before
 
 LENGTHS = ("steps", "epochs")
 
 
-class Lengthened(Protocol):
-    """The part of a recipe that this module needs."""
-
-    @property
-    def stages(self) -> Mapping[str, StageOptions]: ...
-    def to_yaml(self) -> str: ...
-    def digest(self) -> str: ...
-    def digest_of(self, values: dict[str, Any]) -> str: ...
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
-
-
-def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[[str], None]) -> None:
+def lengthen(folder: RunFolder, recipe: RecipeLike, extend: bool, say: Callable[[str], None]) -> None:
     """Adopt this recipe for the run if it differs only in lengths and in new stages at the end.
 
     A stage whose schedule depends on its length is lengthened only with `extend`. Any other difference is left to
@@ -54,7 +43,7 @@ def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[
     write_whole(folder.path / "recipe.yaml", recipe.to_yaml())
 
 
-def _changed(folder: RunFolder, recipe: Lengthened, known: list[str]) -> dict[str, tuple[str, float, float]] | None:
+def _changed(folder: RunFolder, recipe: RecipeLike, known: list[str]) -> dict[str, tuple[str, float, float]] | None:
     """The lengths that differ, by stage, as key, old and new value; None if anything else differs as well."""
     try:
         before = folder.recipe()["stages"]

@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,42 +14,29 @@ from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.launching import is_begun_already
 from lemma.config.document import leaves
 from lemma.core.collector import set_aside
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import UserError
 from lemma.core.events import Progressed, Said, Sink, Tell, telling
 from lemma.core.outside import training
 from lemma.core.ranks import from_leader, is_leader, together, use_slots, world_size
-from lemma.formats import Format
 from lemma.learning.divergence import Diverged
 from lemma.models.load_model import pick_device
-from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
 from lemma.runs.fitted import what_to_split
 from lemma.runs.lengthening import lengthen
-from lemma.runs.run_checks import check_flying, check_inputs, check_split, split_refusal
+from lemma.runs.run_checks import check_inputs, check_split
 from lemma.runs.run_folder import RunFolder
-from lemma.runs.run_options import RunOptions, StageOptions, slot_servers, stage_before, taught_in
+from lemma.runs.run_options import (
+    RecipeLike,
+    RunOptions,
+    StageOptions,
+    slot_servers,
+    stage_before,
+    taught_in,
+    usual_slots,
+    wanted_stages,
+)
 from lemma.runs.stage import Stage
 from lemma.runs.stopping import Stopped, StopSignal
-
-
-class RecipeLike(Protocol):
-    """What a run needs of a recipe, which is defined in a higher package."""
-
-    @property
-    def run(self) -> RunOptions: ...
-    @property
-    def cluster(self) -> ClusterOptions: ...
-    @property
-    def model(self) -> ModelOptions: ...
-    @property
-    def format(self) -> Format: ...
-    @property
-    def stages(self) -> Mapping[str, StageOptions]: ...
-    def to_yaml(self) -> str: ...
-    def digest(self) -> str: ...
-    def digest_of(self, values: dict[str, Any]) -> str: ...
-    def completed(self, values: Any) -> dict[str, Any] | None: ...
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
 def train(
@@ -65,27 +52,25 @@ def train(
 
     With `extend`, a stage that is longer than before continues even if its schedule depends on its length.
     """
-    skipped = stages_to_skip(recipe, skip, only)
-    wanted = {name: stage for name, stage in recipe.stages.items() if name not in skipped}
-    check_flying(wanted)
+    wanted = {name: recipe.stages[name] for name in wanted_stages(recipe.stages, skip, only)}
     if world_size() > 1:
         check_split(recipe.cluster, recipe.model, wanted)
     there = RunFolder(Path(recipe.run.dir), only_read=True)
     fresh = fresh and not from_leader(lambda: is_begun_already(there.path), "the run folder")
-    check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])
+    check_inputs(recipe.stages, [n for n in wanted if fresh or not there.is_done(n)])
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
         _check_start(Path(resolve(recipe.model.path)))
     folder = _opened(Path(recipe.run.dir))
     try:
-        anew = [name for name in recipe.stages if name not in skipped] if fresh else []
+        anew = list(wanted) if fresh else []
         facts = from_leader(lambda: _begun(recipe, folder, anew, fresh, extend, sink), "the run folder")
         folder.follow(facts)
         torch.set_num_threads(int(facts["threads"]))
         _take_slots(recipe.cluster, wanted, int(facts.get("slots", 1)), sink)
         _determinism(recipe.run, device, sink)
         with StopSignal().listening() as stop, set_aside(), training(), telling(_tell_to(sink)):
-            return _run_stages(recipe, skipped, folder, device, sink, stop)
+            return _run_stages(recipe, list(wanted), folder, device, sink, stop)
     except UserError:
         if is_leader():
             folder.put_back()
@@ -122,12 +107,9 @@ def _begun(
     if not fresh and folder.facts() is not None:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
         _check_version(folder, recipe)
-    threads, slots = recipe.run.threads or torch.get_num_threads(), _usual_slots(recipe)
+    threads = recipe.run.threads or torch.get_num_threads()
+    slots = usual_slots(recipe, world_size())
     return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
-
-
-def _usual_slots(recipe: RecipeLike) -> int:
-    return recipe.cluster.slots_for(world_size(), slot_servers(recipe.stages))
 
 
 def _check_version(folder: RunFolder, recipe: RecipeLike) -> None:
@@ -178,13 +160,6 @@ def _check_start(place: Path) -> None:
             RunFolder(stage.parents[1], only_read=True).checked_model(stage.name)
 
 
-def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str]) -> set[str]:
-    for name in [*skip, *only]:
-        if name not in recipe.stages:
-            raise UserError(f"the recipe has no stage '{name}'", fix=nearest(name, recipe.stages))
-    return {name for name in recipe.stages if name in skip or (only and name not in only)}
-
-
 def _check_dependents(stages: Mapping[str, StageOptions], anew: Sequence[str], folder: RunFolder) -> None:
     """Refuse to restart a stage while keeping one that started from it: the origin of its model would be gone."""
     lost = set(anew)
@@ -199,16 +174,15 @@ def _check_dependents(stages: Mapping[str, StageOptions], anew: Sequence[str], f
 
 def _run_stages(
     recipe: RecipeLike,
-    skipped: set[str],
+    wanted: list[str],
     folder: RunFolder,
     device: torch.device,
     sink: Sink,
     stop: StopSignal,
 ) -> int:
-    wanted = [name for name in recipe.stages if name not in skipped]
     for name in wanted:
         before = stage_before(recipe.stages, name)
-        if before in skipped and not folder.is_done(name):
+        if before is not None and before not in wanted and not folder.is_done(name):
             _check_skipped(folder, before)
     for number, name in enumerate(wanted):
         options, before = recipe.stages[name], stage_before(recipe.stages, name)
@@ -216,7 +190,6 @@ def _run_stages(
             sink(Said(f"{name}: done already"))
         else:
             start = folder.checked_model(before) if before else None
-            can_split = split_refusal(recipe.cluster, recipe.model, name, options) is None
             stage = Stage(
                 name,
                 options,
@@ -231,7 +204,7 @@ def _run_stages(
                 recipe=recipe.model_dump(mode="json"),
                 taught_in=taught_in(recipe.stages, name),
                 is_continued=any(stage_before(recipe.stages, other) == name for other in recipe.stages),
-                shard=what_to_split(recipe.cluster, recipe.model, device, start, can_split=can_split),
+                shard=what_to_split(recipe, name, device, start),
             )
             try:
                 options.run(stage, recipe.format)
@@ -246,9 +219,8 @@ def _run_stages(
             if wanted[number + 1 :] and stop.is_agreed():
                 sink(Said(f"{name}: done; stopped before the next stage; the same command resumes from here"))
                 return 0
-    if wanted:
-        final = folder.final_model(wanted[-1])
-        sink(Said(f"the model is in {final and folder.shown(final)}"))
+    final = folder.final_model(wanted[-1])
+    sink(Said(f"the model is in {final and folder.shown(final)}"))
     return 0
 
 

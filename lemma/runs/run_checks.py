@@ -1,6 +1,6 @@
 """What is refused before anything is trained: files that are not there, since those of a later stage must not waste an
-earlier one, and what stages cannot do with weights sharded across the ranks or while responses continue over updates.
-Imports no torch: a dry run stays fast."""
+earlier one, and what stages cannot do with weights sharded across the ranks. Imports no torch: a dry run stays
+fast."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError
 from lemma.data.data_options import DataOptions, journal_place
-from lemma.data.sources import check_files
-from lemma.engines.engine_options import NativeOptions
-from lemma.engines.vllm.vllm_options import VllmOptions
+from lemma.data.sources import BUILT_IN, files_of
 from lemma.evaluation.benchmarks import check_benchmark
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
@@ -39,14 +37,14 @@ def _check(stage: StageOptions) -> None:
     for reward in getattr(stage, "rewards", ()):
         reward.check()
     environment = getattr(stage, "environment", None)
-    if environment is not None:
+    if environment is not None and not environment.is_single_turn:
         environment.check()
     validation = getattr(stage, "validation", None)
     for data in (getattr(stage, "data", None), getattr(validation, "data", None)):
         if isinstance(data, DataOptions):
             for source in data.mix or [data]:
-                if journal_place(source.source) is None:
-                    check_files(source)
+                if source.source not in BUILT_IN and journal_place(source.source) is None:
+                    files_of(source)
     for benchmark in stage.eval.benchmarks:
         check_benchmark(benchmark, data_dir=stage.eval.data_dir)
 
@@ -94,21 +92,3 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
         f"leaves no whole weights in the ranks that learn for the {engine.name} engine of stages.{name}",
         "let servers generate: write `rollout.engine: {name: native, servers: 1}`, or vLLM with `mode: server`",
     )
-
-
-def check_flying(stages: Mapping[str, StageOptions]) -> None:
-    """Refuse `rollout.lag: flying` for engines whose responses cannot continue after an update."""
-    for name, stage in stages.items():
-        rollout = getattr(stage, "rollout", None)
-        if rollout is None or rollout.lag != "flying":
-            continue
-        engine = rollout.engine
-        updates_in_flight = isinstance(engine, NativeOptions) or (
-            isinstance(engine, VllmOptions) and engine.has_own_devices
-        )
-        if not updates_in_flight:
-            who = f"responses of the engine {engine.name}"
-            raise UserError(
-                f"stages.{name}.rollout.lag: flying: {who} cannot continue after an update",
-                fix="write `engine: native`, vLLM with `mode: server`, or `lag: 1`",
-            )

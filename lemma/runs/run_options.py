@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
+from lemma.core.errors import UserError, nearest
+from lemma.core.ranks import slots_for
 from lemma.evaluation.eval_settings import EvalOptions
 from lemma.learning.learning_options import MOMENTS, BudgetOptions, CheckpointOptions, OptimOptions
 from lemma.models.memory import MemoryPlan, Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision
 
 if TYPE_CHECKING:
+    from lemma.cluster.cluster_options import ClusterOptions
     from lemma.formats import Format
     from lemma.runs.stage import Stage
 
@@ -82,6 +85,11 @@ class StageOptions(Options):
     """Steps between rows of metrics."""
 
     @property
+    def native_servers(self) -> int:
+        """How many servers of the native engine sample for the stage."""
+        return 0
+
+    @property
     def slot_servers(self) -> int:
         """How many generation servers are given a slot each."""
         return 0
@@ -110,9 +118,48 @@ class StageOptions(Options):
         raise NotImplementedError
 
 
+class RecipeLike(Protocol):
+    """What a run needs of a recipe, which is defined in a higher package."""
+
+    @property
+    def run(self) -> RunOptions: ...
+    @property
+    def cluster(self) -> ClusterOptions: ...
+    @property
+    def model(self) -> ModelOptions: ...
+    @property
+    def format(self) -> Format: ...
+    @property
+    def stages(self) -> Mapping[str, StageOptions]: ...
+    def to_yaml(self) -> str: ...
+    def digest(self) -> str: ...
+    def digest_of(self, values: dict[str, Any]) -> str: ...
+    def completed(self, values: Any) -> dict[str, Any] | None: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
+def wanted_stages(stages: Iterable[str], skip: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The stages that run: all but those of `skip`, or those of `only`."""
+    names = list(stages)
+    for name in (*skip, *only):
+        if name not in names:
+            raise UserError(f"the recipe has no stage '{name}'", fix=nearest(name, names))
+    if skip and only:
+        raise UserError("skip and only exclude each other", fix="give one of the two")
+    wanted = [name for name in names if name not in skip and (not only or name in only)]
+    if not wanted:
+        raise UserError("skip leaves no stage to run", fix="skip fewer of them")
+    return wanted
+
+
 def slot_servers(stages: Mapping[str, StageOptions]) -> int:
     """The most generation servers that are given a slot each, in any stage."""
     return max((stage.slot_servers for stage in stages.values()), default=0)
+
+
+def usual_slots(recipe: RecipeLike, ranks: int) -> int:
+    """How many slots a run begins with on so many ranks."""
+    return recipe.cluster.slots or slots_for(ranks, slot_servers(recipe.stages))
 
 
 def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:

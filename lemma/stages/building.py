@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from lemma.core.errors import UserError
 from lemma.core.ranks import world_size
@@ -15,7 +14,6 @@ from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.weight_split import split_weights
 from lemma.models.critic import Critic, build_critic
-from lemma.models.dropouts import switch_off
 from lemma.models.load_model import build_policy, load_tokenizer, pick_precision
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import PackModel, Policy
@@ -81,10 +79,13 @@ def _check_same(model: PackModel, path: str | None, stage: Stage) -> None:
         check_same_weights(model.module, path or START, f"stage {stage.name}")
 
 
-def switch_dropout_off(module: nn.Module, stage: Stage) -> None:
+def switch_dropout_off(model: PackModel, stage: Stage) -> None:
     """Set every dropout of the model to 0, and say so if there was any: comparisons of log-probabilities must not be
     noisy."""
-    if switch_off(module):
+    found = model.dropouts
+    for module, name in found:
+        setattr(module, name, 0.0)
+    if found:
         stage.say(f"{stage.name}: the model's dropout is off in stages of kind {stage.options.kind}")
 
 

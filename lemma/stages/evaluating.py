@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Union
 
 import torch
 
@@ -22,14 +23,38 @@ from lemma.runs.stage import Stage
 VALIDATION = "validation"
 
 
+Measure = Union["HeldOutLoss", "StageBenchmarks"]
+
+
+def stage_measures(
+    stage: Stage,
+    options: EvalOptions,
+    fmt: Format,
+    policy: Policy,
+    loss: Callable[[], Mapping[str, float]] | None,
+    every: int,
+) -> list[Measure]:
+    """The loss on held-out data, every so many steps and where there is any, then the benchmarks. These choose the best
+    checkpoint, if there are some."""
+    measures: list[Measure] = []
+    if loss is not None:
+        measures.append(HeldOutLoss(stage, loss, every, chooses=not options.benchmarks))
+    if options.benchmarks:
+        measures.append(StageBenchmarks(stage, options, fmt, policy))
+    return measures
+
+
 class StageBenchmarks:
-    """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far.
+    """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far, where
+    it `chooses` the best checkpoint. A stage that measures nothing has none.
 
     The benchmarks are loaded on construction, so that a stage that cannot read them stops before it begins. A stage
     without an engine passes none: that of its options is made for each evaluation and its memory released. `held_out`
     are problems of the stage itself, measured as one benchmark called `validation`. With an `environment`, problems are
     played in it.
     """
+
+    note = ""
 
     def __init__(
         self,
@@ -41,13 +66,12 @@ class StageBenchmarks:
         rewards: Sequence[Reward] = (),
         held_out: Sequence[Problem] = (),
         environment: EnvironmentOptions | None = None,
+        chooses: bool = True,
     ):
         self._stage, self._policy, self._engine = stage, policy, options.engine
-        self._name, self._metric = "held-out problems" if held_out else "benchmarks", options.metric
-        self._is_held_out = bool(held_out)
-        self._evaluator: StageEvaluator | None = None
-        if not options.benchmarks and not held_out:
-            return
+        self._name = "held-out problems" if held_out else "benchmarks"
+        self._metric = f"{VALIDATION}/{options.metric}" if held_out else options.metric
+        self._chooses = chooses
         validation = Loaded(Benchmark(name=VALIDATION), tuple(unique(held_out)))
         place = stage.folder.path / "evaluations" / stage.name
         self._evaluator = StageEvaluator(
@@ -64,45 +88,35 @@ class StageBenchmarks:
         )
 
     @property
-    def choose_the_best(self) -> bool:
-        """Whether benchmarks, and not a validation loss, choose the best checkpoint."""
-        return self._evaluator is not None
-
-    @property
     def longest(self) -> int:
         """Minimum number of tokens that an engine's cache must hold."""
-        return 0 if self._evaluator is None else self._evaluator.longest
+        return self._evaluator.longest
 
-    def begin(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> None:
+    def begin(self, step: int, total: int, engine: Engine | None = None) -> None:
         """Drop what a killed run measured after this step; measure the untrained policy if requested, and what a stop
         interrupted."""
-        if self._evaluator is None:
-            return
         self._evaluator.begin(step)
-        if step == 0 and self._evaluator.is_due(0, total):
+        if step == 0 and self.is_due(0, total):
             self._measure(0, engine)
         elif self._stage.owes(self._name):
-            self._choose(step, engine, choose)
+            self._is_best(step, engine)
 
     def is_due(self, step: int, total: int) -> bool:
-        return self._evaluator is not None and self._evaluator.is_due(step, total)
+        return self._evaluator.is_due(step, total)
 
-    def after(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> bool:
+    def after(self, step: int, total: int, engine: Engine | None = None) -> bool:
         """Whether this step was evaluated and is the best so far, if these metrics decide that."""
-        return self.is_due(step, total) and self._choose(step, engine, choose)
+        return self.is_due(step, total) and self._is_best(step, engine)
 
-    def _choose(self, step: int, engine: Engine | None, choose: bool) -> bool:
+    def _is_best(self, step: int, engine: Engine | None) -> bool:
         score = self._measure(step, engine)
-        metric = f"{VALIDATION}/{self._metric}" if self._is_held_out else self._metric
-        return choose and score is not None and self._stage.note_score(step, score, metric)
+        return self._chooses and score is not None and self._stage.note_score(step, score, self._metric)
 
     def _measure(self, step: int, given: Engine | None) -> float | None:
         """The score; None if a stop interrupted the evaluation."""
-        evaluator = self._evaluator
-        assert evaluator is not None, "there is something to measure"
         with self._stage.clock.measure("evaluate"), self._open(given, step) as engine:
-            values = self._stage.evaluate(self._name, step, lambda: evaluator.run(engine, step))
-        return None if values is None else evaluator.score(dict(values))
+            values = self._stage.evaluate(self._name, step, lambda: self._evaluator.run(engine, step))
+        return None if values is None else self._evaluator.score(dict(values))
 
     @contextmanager
     def _open(self, given: Engine | None, step: int) -> Iterator[Engine]:
@@ -124,27 +138,31 @@ class StageBenchmarks:
 
 
 class HeldOutLoss:
-    """The loss on a stage's held-out data. It chooses the best checkpoint if no benchmark does."""
+    """The loss on a stage's held-out data, every so many steps; it `chooses` the best checkpoint if no benchmark
+    does."""
 
-    def __init__(self, stage: Stage, benchmarks: StageBenchmarks, loss: Callable[[], Mapping[str, float]]):
-        self._stage, self._benchmarks, self._loss = stage, benchmarks, loss
+    def __init__(self, stage: Stage, loss: Callable[[], Mapping[str, float]], every: int, *, chooses: bool):
+        self._stage, self._loss, self._every, self._chooses = stage, loss, every, chooses
         self.note = ""
         """The latest loss, for the progress line."""
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, total: int) -> None:
         """Measure what a stop interrupted."""
         if self._stage.owes(VALIDATION):
-            self.measure(step)
+            self._is_best(step)
 
-    def measure(self, step: int) -> bool:
-        """Whether this step has the best loss so far."""
+    def after(self, step: int, total: int) -> bool:
+        """Whether this step was measured and has the best loss so far, if that decides."""
+        return self._stage.is_due(self._every, step, total) and self._is_best(step)
+
+    def _is_best(self, step: int) -> bool:
         with self._stage.clock.measure(VALIDATION):
             results = self._stage.evaluate(VALIDATION, step, self._named)
         if results is None:
             return False
         loss = results[f"{VALIDATION}/loss"]
         self.note = f", validation {loss:.3f}"
-        return not self._benchmarks.choose_the_best and self._stage.note_score(step, loss)
+        return self._chooses and self._stage.note_score(step, loss)
 
     def _named(self) -> dict[str, float]:
         return {f"{VALIDATION}/{name}": value for name, value in self._loss().items()}

@@ -16,8 +16,7 @@ from lemma.data.load_rows import as_demonstration, load_items, read_source, vari
 from lemma.data.readers import Item
 from lemma.data.sources import ARITHMETIC, files_of
 from lemma.formats import Format
-from lemma.formats.encode import encode_demonstration
-from lemma.formats.turns import encode_learnt
+from lemma.formats.encode import encode_demonstration, encode_learnt
 from lemma.runs.stage import Stage
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens, stored

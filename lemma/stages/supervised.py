@@ -6,7 +6,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,19 +21,19 @@ from lemma.data.data_options import DataOptions, journal_place
 from lemma.data.held_out import split_share
 from lemma.data.load_rows import filter_by_length, load_demonstrations
 from lemma.formats import Format
-from lemma.formats.encode import encode_demonstration, encode_document
-from lemma.formats.turns import encode_learnt
+from lemma.formats.encode import encode_demonstration, encode_document, encode_learnt
 from lemma.learning.learner import StepReport
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import stage_learner, stage_policy
-from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
-from lemma.stages.own_samples import check_ids, imitated, largest_id
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens
 from lemma.stages.trained_prompt import Instructions, Systems, as_trained
+
+if TYPE_CHECKING:
+    from lemma.stages.evaluating import Measure
 
 
 def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> None:
@@ -45,11 +46,15 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     objective = NegativeLogLikelihood(options.normalise, options.constant)
     budget = fit_budget(stage, policy, options.batch, options.optim)
     learner = stage_learner(stage, policy, options.optim, budget, total, seed=stage.learner_seed)
-    benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
-    held_out = HeldOutLoss(stage, benchmarks, lambda: learner.evaluate(validation, objective))
+    measures: list[Measure] = []
+    if validation or options.eval.benchmarks:
+        from lemma.stages.evaluating import stage_measures
+
+        loss = partial(learner.evaluate, validation, objective) if validation else None
+        measures = stage_measures(stage, options.eval, trained, policy, loss, options.validation.every)
     start = stage.resume(learner, total, data.digest(validation))
-    held_out.begin(start)
-    benchmarks.begin(start, total)
+    for measure in measures:
+        measure.begin(start, total)
     stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
@@ -57,12 +62,11 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         with stage.clock.measure("update"):
             report = learner.step(batch, objective)
         stage.clock.add(report)
-        is_best = bool(validation) and stage.is_due(options.validation.every, step, total) and held_out.measure(step)
-        is_best = benchmarks.after(step, total) or is_best
+        best = [measure.after(step, total) for measure in measures]
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, data.epoch_of(step), report, policy)
-        stage.progress(step, total, f"loss {report.loss:.3f}{held_out.note}")
-        stage.save_if_due(learner, step, total, is_best)
+        stage.progress(step, total, f"loss {report.loss:.3f}{''.join(one.note for one in measures)}")
+        stage.save_if_due(learner, step, total, any(best))
     stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total, **data.learnt(total)})
 
 
@@ -211,6 +215,8 @@ def _from_journal(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy, limit: int
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
     """Episodes with a good enough reward, as they were sampled."""
+    from lemma.stages.own_samples import check_ids, imitated, largest_id
+
     samples = imitated(stage, options.data, options.journal)
     lengths = [int(one[0].loss_mask_T.argmax()) for one in samples]
     samples, _ = filter_by_length(samples, lengths, options.data.prompt_length, stage.say)
@@ -234,6 +240,8 @@ def _held_out(
 ) -> list[Trajectory]:
     """Separate validation data: rows, or episodes of a journal."""
     if journal_place(data.source) is not None and not data.mix:
+        from lemma.stages.own_samples import imitated
+
         episodes = imitated(stage, data, options.journal)[: options.validation.count]
         return [part for one in episodes for part in one]
     rows = _short_prompts(stage, data, fmt, tokenizer)[: options.validation.count]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
+from lemma.config.options import refuse_unused
 from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
 from lemma.learning.learning_options import BatchOptions
 from lemma.runs.run_options import BOTH_LENGTHS, StageOptions

@@ -76,13 +76,13 @@ ARGUMENTS: dict[str, tuple[list[str], str]] = {
         ["--set", "stages.sft.epochs=2", "--set", "stages.sft.log_every=5"],
         f"--set stages.sft.epochs=2: stages.sft: {BOTH_LENGTHS}",
     ),
-    "--skip of an unknown stage": (["--skip", "stf"], "--skip stf: the recipe has no such stage; did you mean 'sft'?"),
-    "--only of an unknown stage": (["--only", "rl"], "--only rl: the recipe has no such stage; write one of: sft"),
+    "--skip of an unknown stage": (["--skip", "stf"], "the recipe has no stage 'stf'; did you mean 'sft'?"),
+    "--only of an unknown stage": (["--only", "rl"], "the recipe has no stage 'rl'; write one of: sft"),
     "--skip and --only": (
         ["--skip", "sft", "--only", "sft"],
-        "--skip and --only exclude each other; give one of the two",
+        "skip and only exclude each other; give one of the two",
     ),
-    "--skip of everything": (["--skip", "sft"], "--skip leaves no stage to run; skip fewer of them"),
+    "--skip of everything": (["--skip", "sft"], "skip leaves no stage to run; skip fewer of them"),
     "unknown option": (["--dryrun"], "`lemma train` has no option --dryrun; did you mean '--dry-run'?"),
     "no value": (["--only"], "argument --only: expected one argument; `lemma train --help` shows how"),
     "two recipes": (

@@ -15,7 +15,7 @@ from lemma.core.errors import UserError
 from lemma.data import bounded_lines
 from lemma.data.data_options import DataOptions
 from lemma.data.read_files import read_file
-from lemma.data.sources import check_files
+from lemma.data.sources import files_of
 
 MIB = 2**20
 READ = """
@@ -65,6 +65,6 @@ def test_a_list_of_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     os.mkfifo(path)
-    for read in (lambda: check_files(DataOptions(source=str(path))), lambda: list(read_file(path))):
+    for read in (lambda: files_of(DataOptions(source=str(path))), lambda: list(read_file(path))):
         with pytest.raises(UserError, match="this is not a file but a pipe or a device; write its content to a file"):
             read()

@@ -15,8 +15,8 @@ from lemma.engines.protocol import Sampling
 from lemma.environments import HigherLower
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
-from lemma.formats.encode import encode_demonstration, encode_prompt
-from lemma.formats.turns import encode_learnt, encode_played, first_asked, said_ids
+from lemma.formats.encode import encode_demonstration, encode_learnt, encode_prompt
+from lemma.formats.turns import encode_played, first_asked, said_ids
 from lemma.models.tiny import tiny_tokenizer
 from lemma.rewards import make_reward
 from lemma.rollouts import SampleRequest, Scorer, World

@@ -10,6 +10,8 @@ import torch
 from transformers import Qwen2Config
 
 from lemma.core.ranks import RankWorld, joined
+from lemma.engines.native import sizes
+from lemma.engines.native.engine import BLOCK
 from lemma.models.model_options import ModelOptions
 from lemma.runs import fitted
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
@@ -22,7 +24,7 @@ SEVEN = Qwen2Config(
 
 def tokens(monkeypatch: pytest.MonkeyPatch, ranks: int, shard: str) -> int:
     """Of a million that are wanted on GPUs of 141 GiB, in full training of a 7B model."""
-    monkeypatch.setattr(fitted, "bytes_per_token", lambda policy: 57344)
+    monkeypatch.setattr(sizes, "bytes_per_token", lambda policy: 57344)
     properties = SimpleNamespace(total_memory=141 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     policy: Any = SimpleNamespace(
@@ -36,5 +38,5 @@ def tokens(monkeypatch: pytest.MonkeyPatch, ranks: int, shard: str) -> int:
 
 def test_a_split_optimiser_leaves_room_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = tokens(monkeypatch, 1, "none")
-    assert alone == fitted.BLOCK, "18 bytes for each of 7.6 billion parameters leave nothing"
+    assert alone == BLOCK, "18 bytes for each of 7.6 billion parameters leave nothing"
     assert 400_000 < tokens(monkeypatch, 8, "optimiser") < tokens(monkeypatch, 64, "optimiser")

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts import loss_options as shared
 from lemma.algorithms.parts.prefixes import PrefixOptions
-from lemma.algorithms.parts.refusals import refuse_moved, refuse_unused
 from lemma.config import Options
+from lemma.config.options import refuse_moved, refuse_unused
 
 if TYPE_CHECKING:
     from lemma.objectives.controllers import LearnedEntropy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from lemma.algorithms.parts.refusals import refuse_unused
+from lemma.config.options import refuse_unused
 
 if TYPE_CHECKING:
     from lemma.algorithms.preference.dpo import Dpo

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from lemma.algorithms.algorithm import Algorithm, AlgorithmState
 from lemma.algorithms.parts import loss_options as shared
 from lemma.algorithms.parts.advantages import compared, learns, rewards_of, write_advantages
-from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
+from lemma.config.options import refuse_unused
 from lemma.core.types import Group
 
 if TYPE_CHECKING:

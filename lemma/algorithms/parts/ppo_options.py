@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 from lemma.algorithms.parts.episode_tokens import of_episode, remember_kl
 from lemma.algorithms.parts.loss_options import KlEstimator, KlWeight
 from lemma.algorithms.parts.policy_gradient import RatioOptions
-from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.algorithms.parts.turn_returns import Attempt
 from lemma.config import Options
+from lemma.config.options import refuse_unused
 
 if TYPE_CHECKING:
     from lemma.algorithms.algorithm import AlgorithmState

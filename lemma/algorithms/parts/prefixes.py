@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
+from lemma.config.options import refuse_unused
 from lemma.core.random import stream
 
 Strategy = Literal["random", "fixed", "linear_max", "reverse_linear", "linear"]

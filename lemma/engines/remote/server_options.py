@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from lemma.config import Options
 
@@ -26,17 +26,24 @@ class ServerOptions(Options):
     restarts: int = Field(3, ge=0)
     """How many times in a row, without a single completion in between, a server that dies is restarted."""
 
-    @model_validator(mode="after")
-    def _has_servers(self) -> Self:
-        if isinstance(self.servers, list):
-            wrong = [url for url in self.servers if not url.startswith(("http://", "https://"))]
-            if wrong or not self.servers:
+    @field_validator("servers")
+    @classmethod
+    def _are_addresses(cls, servers: int | list[str]) -> int | list[str]:
+        if isinstance(servers, list):
+            wrong = [url for url in servers if not url.startswith(("http://", "https://"))]
+            if wrong or not servers:
                 raise ValueError(f"servers are addresses such as http://node7:8000, not {wrong or 'an empty list'}")
-            if len(set(self.servers)) < len(self.servers):
+            if len(set(servers)) < len(servers):
                 raise ValueError("every server is named once")
-        elif self.gpus is not None and len(self.gpus) != self.servers:
-            raise ValueError(f"gpus has {len(self.gpus)} numbers for {self.servers} servers; write one for each")
-        return self
+        return servers
+
+    @field_validator("gpus")
+    @classmethod
+    def _one_each(cls, gpus: list[int] | None, info: ValidationInfo) -> list[int] | None:
+        servers = info.data.get("servers")
+        if gpus is not None and isinstance(servers, int) and len(gpus) != servers:
+            raise ValueError(f"gpus has {len(gpus)} numbers for {servers} servers; write one for each")
+        return gpus
 
     @property
     def has_own_devices(self) -> bool:

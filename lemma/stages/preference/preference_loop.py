@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from lemma.objectives.preference import reference_point
 from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import stage_learner, stage_policy, switch_dropout_off
-from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import mismatched, precompute
@@ -30,11 +30,14 @@ from lemma.stages.reference import AdaptersOff, ModelReference, ReferenceModel, 
 from lemma.stages.supervised import measure_step
 from lemma.stages.trained_prompt import Instructions, as_trained
 
+if TYPE_CHECKING:
+    from lemma.stages.evaluating import Measure
+
 
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
     policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
-    switch_dropout_off(policy.module, stage)
+    switch_dropout_off(policy, stage)
     limit = min(options.max_length or policy.context, policy.context)
     with stage.waiting("reading the data"):
         train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
@@ -53,11 +56,18 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     stage.keep("algorithm", scorer.memory)
     asked = Instructions(fmt, policy.tokenizer)
     trained = as_trained(stage, fmt, policy.tokenizer, Counter(asked.of(example.system) for example in train))
-    benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
-    validation = HeldOutLoss(stage, benchmarks, lambda: of_sides(learner.evaluate(*scorer.ready(held_out)), held_out))
+    measures: list[Measure] = []
+    if held_out or options.eval.benchmarks:
+        from lemma.stages.evaluating import stage_measures
+
+        def loss() -> dict[str, float]:
+            return of_sides(learner.evaluate(*scorer.ready(held_out)), held_out)
+
+        every = options.validation.every
+        measures = stage_measures(stage, options.eval, trained, policy, loss if held_out else None, every)
     start = stage.resume(learner, total, digest([*train, *held_out]))
-    validation.begin(start)
-    benchmarks.begin(start, total)
+    for measure in measures:
+        measure.begin(start, total)
     stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
@@ -69,14 +79,12 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
             if isinstance(reference, ModelReference):
                 reference.after(step)
         stage.clock.add(report)
-        is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validation.measure(step)
-        is_best = benchmarks.after(step, total) or is_best
+        best = [measure.after(step, total) for measure in measures]
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, step / order.steps_per_epoch, report, policy)
-        stage.progress(
-            step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{validation.note}"
-        )
-        stage.save_if_due(learner, step, total, is_best)
+        note = "".join(measure.note for measure in measures)
+        stage.progress(step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{note}")
+        stage.save_if_due(learner, step, total, any(best))
     stage.finish(policy, total, {"examples": len(train), "steps": total, "learnt_examples": order.learnt(total)})
 
 

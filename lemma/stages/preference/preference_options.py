@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.algorithms.preference import PREFERENCE_ALGORITHMS, Dpo, PreferenceAlgorithm
 from lemma.config import Options
+from lemma.config.options import refuse_unused
 from lemma.config.shape import Choice
 from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
 from lemma.learning.learning_options import BudgetOptions

@@ -53,8 +53,9 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         stage.before_saving = background.wait
         engine, collector = open_sampling(stage, options, fmt, parts, done, stack)
         queue.use(collector, parts.policy, engine)
-        benchmarks.begin(done, total, engine)
-        measured, kept = benchmarks.due_steps(total), options.journal.steps
+        for one in benchmarks:
+            one.begin(done, total, engine)
+        kept = options.journal.steps
         stage.catch_up(learner, done, total)
         precision = pick_precision(stage.model.precision, parts.policy.device)
         limit = MismatchLimit.of(precision, parts.policy.findings.rounding, options.rollout.temperature)
@@ -79,11 +80,11 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             parts.algorithm.observe(values, parts.memory)
             if not options.rollout.lag or step == 1:
                 check_engine(engine, reports, limit)
-            if is_measured := step in measured:
+            if any(one.is_due(step, total) for one in benchmarks):
                 queue.drain()
-            is_best = is_measured and benchmarks.after(step, total, engine)
+            best = [one.after(step, total, engine) for one in benchmarks]
             tell(stage, options, parts, step, values | parts.memory.numbers)
-            stage.save_if_due(learner, step, total, is_best)
+            stage.save_if_due(learner, step, total, any(best))
             if is_leader():
                 background.submit(partial(tidy, collector.folder, step, kept, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})

@@ -204,12 +204,20 @@ class ReinforcementOptions(StageOptions):
 
     @model_validator(mode="after")
     def _may_fly(self) -> ReinforcementOptions:
-        if self.rollout.lag == "flying" and not self.environment.is_stepped:
+        engine = self.rollout.engine
+        if self.rollout.lag != "flying":
+            return self
+        if not self.environment.is_stepped:
             raise ValueError(
                 "an agent does not wait for an update, so its responses cannot continue across one; write `lag: 1`"
             )
-        if self.rollout.lag == "flying" and self.environment.schedule == "exact":
+        if self.environment.schedule == "exact":
             raise ValueError("`lag: flying` has no exact schedule; remove environment.schedule, or write `lag: 1`")
+        if not isinstance(engine, NativeOptions) and not engine.has_own_devices:
+            raise ValueError(
+                f"responses of the engine {engine.name} cannot continue after an update; write `engine: native`, vLLM "
+                "with `mode: server`, or `lag: 1`"
+            )
         return self
 
     @model_validator(mode="after")
@@ -257,10 +265,14 @@ class ReinforcementOptions(StageOptions):
         return (("reference_model",), wrong) if wrong else ((), "")
 
     @property
+    def native_servers(self) -> int:
+        engine = self.rollout.engine
+        return engine.server_count if isinstance(engine, NativeOptions) and engine.servers else 0
+
+    @property
     def slot_servers(self) -> int:
         """Responses in flight are given to the servers one by one, not by slots."""
-        engine = self.rollout.engine
-        return engine.server_count if isinstance(engine, NativeOptions) and self.rollout.lag != "flying" else 0
+        return 0 if self.rollout.lag == "flying" else self.native_servers
 
     def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
         """A policy with adapters is its own reference with the adapters off, unless there is another one."""

@@ -15,12 +15,13 @@ from lemma.rollouts import ProblemOrder, RolloutCollector, Scorer, Task
 from lemma.runs.fitted import fit_budget
 from lemma.runs.stage import Stage
 from lemma.stages.building import check_tokens, stage_critic, stage_learner, stage_policy, switch_dropout_off
+from lemma.stages.evaluating import StageBenchmarks
 from lemma.stages.reference import AdaptersOff, ModelReference, live_reference
 from lemma.stages.reinforcement.diagnosis import Diagnosis
 from lemma.stages.reinforcement.partial_rollout_queue import PartialRolloutQueue
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
-from lemma.stages.reinforcement.rl_validation import RlBenchmarks
+from lemma.stages.reinforcement.rl_validation import stage_benchmarks
 from lemma.stages.reinforcement.sampling_parts import make_collector, make_rollout_engine, make_world, sampling_of
 from lemma.stages.reinforcement.staleness_queue import StalenessQueue
 from lemma.stages.trained_prompt import Instructions, as_trained
@@ -43,7 +44,7 @@ class RlParts:
     critic: Learner | None
     reference: AdaptersOff | ModelReference | None
     diagnosis: Diagnosis
-    benchmarks: RlBenchmarks
+    benchmarks: list[StageBenchmarks]
     data: str
     needs_old: bool
     scores_first: bool
@@ -55,7 +56,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     algorithm = corrected(options)
     policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
-    switch_dropout_off(policy.module, stage)
+    switch_dropout_off(policy, stage)
     with stage.waiting("reading the data"):
         tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
     asked = Instructions(fmt, policy.tokenizer)
@@ -83,7 +84,11 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
             live_reference(stage, policy, learner, options.reference_model) if algorithm.needs_reference else None
         ),
         diagnosis=Diagnosis(options, max_tokens, stage.warn, stage.taught_in),
-        benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
+        benchmarks=(
+            stage_benchmarks(stage, options, trained, policy, held_out, max_tokens)
+            if options.eval.benchmarks or held_out
+            else []
+        ),
         data=digest_of(tasks, max_tokens),
         needs_old=algorithm.needs_old,
         scores_first=algorithm.scores_first,
@@ -124,7 +129,8 @@ def open_sampling(
     """
     policy, environment = parts.policy, options.environment
     prompt = max(len(task.prompt) for task in parts.tasks)
-    longest = min(prompt + environment.longest_episode(parts.max_tokens), policy.context)
+    said = parts.max_tokens if environment.is_single_turn else environment.longest_episode(parts.max_tokens)
+    longest = min(prompt + said, policy.context)
     budget = parts.learner.token_budget
     sampling = sampling_of(options, fmt, parts.max_tokens, policy)
     world = make_world(options, fmt, policy, sampling, stage.seed)
@@ -132,7 +138,8 @@ def open_sampling(
         stack.callback(world.close)
     stack.callback(parts.queue.settle)
     with stage.waiting(options.rollout.engine.start):
-        engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
+        evaluated = max((one.longest for one in parts.benchmarks), default=0)
+        engine = make_rollout_engine(stage, options, policy, longest, evaluated, budget)
         stack.callback(engine.close)
         engine.update_weights(done)
     scorer = Scorer(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
@@ -152,6 +159,6 @@ def make_critic(stage: Stage, options: ReinforcementOptions, updates: int, budge
     if path is not None:
         check_tokens(stage, path, policy.tokenizer, "algorithm.value_path")
     critic = stage_critic(stage, policy.recomputed, path)
-    switch_dropout_off(critic.module, stage)
+    switch_dropout_off(critic, stage)
     optim = options.optim if rate is None else options.optim.model_copy(update={"lr": rate})
     return stage_learner(stage, critic, optim, budget, updates, seed=stage.seed)

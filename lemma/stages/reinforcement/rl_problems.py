@@ -25,7 +25,7 @@ def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
 
 def gold_wanted(options: ReinforcementOptions) -> str | None:
     """What every row must have, and the reward that needs it; None if no reward reads a gold answer."""
-    if options.environment.is_scored_by_itself:
+    if not options.environment.is_graded:
         return None
     named = zip(labels(options.rewards), options.rewards, strict=True)
     return next((f"{GRADED}, which the reward {name} needs" for name, reward in named if reward.needs_gold), None)

@@ -111,7 +111,7 @@ def _split(
         questions = questions_of([item for item, _ in given])
         stay, out = split_share(range(len(given)), validation.share, stage.seed, questions.__getitem__)
         held, given = [given[place][0] for place in out], [given[place] for place in stay]
-    is_played = environment.is_scored_by_itself
+    is_played = not environment.is_graded
     problems = [asked_first(item) if is_played else problem_of(item) for item in held]
     # Multiple-choice options are in the same order as in training.
     wants_gold = gold_wanted(options) is not None
@@ -123,7 +123,7 @@ def _other_rows(
 ) -> list[Item]:
     """The rows of separate validation data whose prompt is within the limits of its prompt_length."""
     keep, wanted = needs_columns(options), gold_wanted(options)
-    if options.environment.is_scored_by_itself:
+    if not options.environment.is_graded:
         items = load_rows(data, stage.seed, keep_columns=keep)
     else:
         items = list(load_problems(data, stage.seed, keep_columns=keep, wanted=wanted))

@@ -31,7 +31,7 @@ def make_rollout_engine(
     """
     wanted: EngineOptions = options.rollout.engine
     needed, is_partial = None, options.rollout.lag == "flying"
-    servers = wanted.server_count if isinstance(wanted, NativeOptions) else 0
+    servers = options.native_servers
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
         parts = servers if servers and is_partial else slots()
         rows = min(-(-options.batch.problems // parts) * options.algorithm.group_size, wanted.sequences)
@@ -62,8 +62,10 @@ def make_world(
     options: ReinforcementOptions, fmt: Format, policy: Policy, sampling: Sampling, seed: int
 ) -> World | None:
     """The environments that multi-turn episodes are played in; None if a problem gets a single response."""
+    if options.environment.is_single_turn:
+        return None
     world = open_world(options.environment, fmt, policy, sampling.stop_ids, seed)
-    return replace(world, schedule="free") if world is not None and options.rollout.lag == "flying" else world
+    return replace(world, schedule="free") if options.rollout.lag == "flying" else world
 
 
 def make_collector(
