@@ -15,6 +15,7 @@ import pytest
 
 from lemma.reports.live_page import Watch
 from lemma.reports.run_reader import open_runs
+from lemma.serving.http_server import _Protocol
 from lemma.serving.plain_host import PlainHost
 from tests.reports.made_runs import small_run
 from tests.serving.parrot import write_parrot
@@ -67,6 +68,22 @@ def test_a_body_in_chunks_is_read(port: int) -> None:
     body = json.dumps(ASKED).encode()
     status, answer = post(port, iter([body[:10], body[10:]]))
     assert status == 200 and answer["choices"][0]["text"] == "pens pens pens pens"
+
+
+def test_a_body_in_chunks_of_one_byte_leaves_others_their_turns(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk takes microseconds; between two looks at a client, others are looked at."""
+    read: list[int] = []
+    receive = _Protocol.data_received
+
+    def counted(protocol: _Protocol, data: bytes) -> None:
+        read.append(len(data))
+        receive(protocol, data)
+
+    monkeypatch.setattr(_Protocol, "data_received", counted)
+    body = json.dumps(ASKED).encode()
+    chunks = b"1\r\n \r\n" * 50_000 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    said = send(port, (HEAD + "Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n").encode() + chunks)
+    assert b"pens pens pens pens" in whole(said) and sum(read) > 300_000 and max(read) <= 8192
 
 
 def test_two_lengths_are_refused(port: int) -> None:
