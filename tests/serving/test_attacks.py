@@ -86,10 +86,14 @@ def test_a_body_in_chunks_of_one_byte_leaves_others_their_turns(port: int, monke
     assert b"pens pens pens pens" in whole(said) and sum(read) > 300_000 and max(read) <= 8192
 
 
-def test_two_lengths_are_refused(port: int) -> None:
-    lengths = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    said = whole(send(port, (HEAD + lengths).encode()))
-    assert b" 400 " in said and b"in two ways how long it is" in said
+def test_two_lengths_are_refused(port: int, tmp_path: Path) -> None:
+    lengths = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    watch = Watch(open_runs([small_run(tmp_path / "run", steps=1)]), ["words"]).start()
+    address = urlsplit(watch.address)
+    for place, head in ((port, HEAD), (address.port or 0, HEAD.replace("/v1/completions", f"{address.path}data"))):
+        said = whole(send(place, (head + lengths).encode()))
+        assert b" 400 " in said and b"in two ways how long it is" in said
+    watch.close()
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "5, 6", "x"])
@@ -99,8 +103,8 @@ def test_lengths_that_are_none(length: str, port: int, tmp_path: Path) -> None:
     address = urlsplit(watch.address)
     head = f"POST {address.path}data HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
     assert b" 400 " in whole(send(address.port or 0, head.encode()))
-    status, _ = ask_watch(address.port or 0, address.path + "data", NESTED)
-    assert status == 404
+    status, said = ask_watch(address.port or 0, address.path + "data", NESTED)
+    assert status == 400 and said == b"the question is not JSON"
     watch.close()
 
 
