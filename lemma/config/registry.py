@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from lemma.config.options import Options
 from lemma.core.errors import Interruption, UserError, nearest
-from lemma.core.outside import OutsideCode
+from lemma.core.outside import OutsideCode, no_early_end
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -205,7 +205,7 @@ def _module(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _importing(), OutsideCode():
+        with _importing(), OutsideCode(), no_early_end():
             spec.loader.exec_module(module)
     except SyntaxError as error:
         raise UserError(f"this is not Python: {error.msg}", file=file, line=error.lineno) from error

@@ -50,14 +50,12 @@ def _working_folder() -> str | None:
 
 
 @contextmanager
-def training() -> Iterator[None]:
-    """Within `with`, this process alone trains: a fork of it ends where it would go on, and an `os._exit(0)` does not
-    pass for the end of the run."""
-    global _trainer, is_fork
-    before, leave, _trainer, is_fork = _trainer, os._exit, os.getpid(), False
+def no_early_end() -> Iterator[None]:
+    """Within `with`, an `os._exit(0)` of this process does not pass for the end of the run."""
+    leave, process = os._exit, os.getpid()
 
     def leave_unfinished(status: int) -> None:
-        if status == 0 and os.getpid() == _trainer:
+        if status == 0 and os.getpid() == process:
             frame = sys._getframe(1)
             place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             _say(f"error: {place}: os._exit({status}) ends the run before it is finished; raise an exception instead")
@@ -68,9 +66,21 @@ def training() -> Iterator[None]:
     try:
         yield
     finally:
+        os._exit = leave
+
+
+@contextmanager
+def training() -> Iterator[None]:
+    """Within `with`, this process alone trains: a fork of it ends where it would go on."""
+    global _trainer, is_fork
+    before, _trainer, is_fork = _trainer, os.getpid(), False
+    try:
+        with no_early_end():
+            yield
+    finally:
         if is_fork:
             end_fork()
-        os._exit, _trainer = leave, before
+        _trainer = before
 
 
 def _note_fork() -> None:

@@ -79,6 +79,9 @@ def live_app(content: LivePage, token: str) -> Starlette:
                     return _refusal()
             try:
                 question = json.loads(body)
+            except (ValueError, RecursionError):
+                return _reply("the question is not JSON", status=400)
+            try:
                 found = await to_thread.run_sync(ask, question if isinstance(question, dict) else {})
             except (OSError, UserError, RecursionError, *DAMAGE):
                 return _reply("there is nothing of this name, or it cannot be read", status=404)

@@ -8,6 +8,7 @@ import errno
 import json
 import socket
 import threading
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 SILENT_SECONDS = 600
 LAST_SECONDS = 2
 LONGEST_HEAD = 2**16
+# How much of a client is read before others are answered: six bytes may be a chunk of one, which takes microseconds.
+READ_AT_ONCE = 2**13
 
 
 class JsonReply(Response):
@@ -51,7 +54,7 @@ class HttpServer:
         self._address, self._socket = address, _listen(address, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            _OwnNames(app) if address in LOOPBACK else app,
+            _Doorway(app, LOOPBACK if address in LOOPBACK else None),
             http=_Protocol,
             ws="none",
             loop="asyncio",
@@ -125,30 +128,39 @@ class _Server(uvicorn.Server):
     def _hear(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop says this a thousand times a second, since it tries once for each client that may wait."""
         if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
-            loop.default_exception_handler(context)
+            # The loop goes back to its socket a second after each try, also where that is closed by then.
+            if not (self._is_full and self.should_exit):
+                loop.default_exception_handler(context)
         elif not self._is_full:
             self._is_full = True
             warn("no more files can be open (ulimit -n), and clients who come now wait until others are gone")
 
 
-class _OwnNames:
-    """A loopback server accepts only its own names in the Host header: a page of another site, open in a browser on
-    this machine, may send requests, but under its own name (DNS rebinding)."""
+class _Doorway:
+    """What every application is kept from: a request that says in two ways how long it is, and one to another name. A
+    loopback server has its own names only: a page of another site, open in a browser on this machine, may send
+    requests, but under its own name (DNS rebinding)."""
 
-    def __init__(self, app: ASGIApp):
-        self._app = app
+    def __init__(self, app: ASGIApp, names: Collection[str] | None):
+        self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError as error:
-            await as_reply(ApiError(400, f"this is no address: {error}"))(scope, receive, send)
-            return
-        if name in LOOPBACK:
+        error = self._error(dict(scope["headers"]))
+        if error is None:
             await self._app(scope, receive, send)
         else:
-            await as_reply(ApiError(403, f"this server does not answer for '{name}'"))(scope, receive, send)
+            await JsonReply(error.as_dict(), error.status, {"Connection": "close"})(scope, receive, send)
+
+    def _error(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            return ApiError(400, "the request says in two ways how long it is; send one length, or chunks")
+        try:
+            name = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+        except ValueError as error:
+            return ApiError(400, f"this is no address: {error}")
+        if self._names is None or name in self._names:
+            return None
+        return ApiError(403, f"this server does not answer for '{name}'")
 
 
 class _Protocol(H11Protocol):
@@ -160,6 +172,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = READ_AT_ONCE  # type: ignore[attr-defined]
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -275,3 +275,10 @@ def test_an_exit_in_the_middle_does_not_pass_for_the_end_of_the_run(tmp_path: Pa
     assert "mine.py:17: os._exit(0) ends the run before it is finished; raise an exception instead" in done.stderr
     assert row_of(tmp_path / "run").state in ("dead", "new")
     assert os.listdir(tmp_path / "run" / "stages" / "rl")
+
+
+def test_an_exit_while_a_file_is_imported_does_not_pass_for_the_end_either(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import os\nos._exit(0)\n")
+    code = "from lemma.config.registry import load_place\nload_place('leaves.py:f')"
+    done = preloaded.run(["-c", code], cwd=tmp_path, timeout=60)
+    assert done.returncode == 2 and "leaves.py:2: os._exit(0) ends the run before it is finished" in done.stderr

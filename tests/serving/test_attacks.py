@@ -15,6 +15,7 @@ import pytest
 
 from lemma.reports.live_page import Watch
 from lemma.reports.run_reader import open_runs
+from lemma.serving.http_server import _Protocol
 from lemma.serving.plain_host import PlainHost
 from tests.reports.made_runs import small_run
 from tests.serving.parrot import write_parrot
@@ -69,10 +70,30 @@ def test_a_body_in_chunks_is_read(port: int) -> None:
     assert status == 200 and answer["choices"][0]["text"] == "pens pens pens pens"
 
 
-def test_two_lengths_are_refused(port: int) -> None:
-    lengths = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    said = whole(send(port, (HEAD + lengths).encode()))
-    assert b" 400 " in said and b"in two ways how long it is" in said
+def test_a_body_in_chunks_of_one_byte_leaves_others_their_turns(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk takes microseconds; between two looks at a client, others are looked at."""
+    read: list[int] = []
+    receive = _Protocol.data_received
+
+    def counted(protocol: _Protocol, data: bytes) -> None:
+        read.append(len(data))
+        receive(protocol, data)
+
+    monkeypatch.setattr(_Protocol, "data_received", counted)
+    body = json.dumps(ASKED).encode()
+    chunks = b"1\r\n \r\n" * 50_000 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    said = send(port, (HEAD + "Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n").encode() + chunks)
+    assert b"pens pens pens pens" in whole(said) and sum(read) > 300_000 and max(read) <= 8192
+
+
+def test_two_lengths_are_refused(port: int, tmp_path: Path) -> None:
+    lengths = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    watch = Watch(open_runs([small_run(tmp_path / "run", steps=1)]), ["words"]).start()
+    address = urlsplit(watch.address)
+    for place, head in ((port, HEAD), (address.port or 0, HEAD.replace("/v1/completions", f"{address.path}data"))):
+        said = whole(send(place, (head + lengths).encode()))
+        assert b" 400 " in said and b"in two ways how long it is" in said
+    watch.close()
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "5, 6", "x"])
@@ -82,8 +103,8 @@ def test_lengths_that_are_none(length: str, port: int, tmp_path: Path) -> None:
     address = urlsplit(watch.address)
     head = f"POST {address.path}data HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
     assert b" 400 " in whole(send(address.port or 0, head.encode()))
-    status, _ = ask_watch(address.port or 0, address.path + "data", NESTED)
-    assert status == 404
+    status, said = ask_watch(address.port or 0, address.path + "data", NESTED)
+    assert status == 400 and said == b"the question is not JSON"
     watch.close()
 
 

@@ -152,5 +152,13 @@ def test_at_the_limit_of_open_files_clients_wait_in_silence(tmp_path: Path) -> N
         for connection in crowd:
             connection.close()
         assert asyncio.run(whole(port, 0)), "who waited is answered"
+        slow = socket.create_connection(("127.0.0.1", port))
+        slow.sendall(question(0)[:-1])  # whose end is waited for when the server ends at its limit
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        while process.num_fds() < 64:
+            time.sleep(0.02)
+        process.terminate()
+        time.sleep(1.5)
+        slow.close()
     said = (tmp_path / "said").read_text()
     assert said.count("no more files can be open") == 1 and len(said.splitlines()) < 5, said[:2000]
