@@ -98,8 +98,8 @@ class ReplyWriter:
         pieces, logprobs = self._dialogue.pieces(choice.completion.ids.tolist()), choice.completion.logprobs.tolist()
         likeliest = [[(self._dialogue.decode([token]), value) for token, value in row] for row in choice.likeliest]
         if self._asked.kind == "text":
-            # Of tokens with the same text the likeliest counts.
-            top = [dict(reversed(row)) for row in likeliest] if self._asked.likeliest else None
+            # Best first; of tokens with the same text the likeliest counts, which the second half sets last.
+            top = [dict([*row, *reversed(row)]) for row in likeliest] if self._asked.likeliest else None
             return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": None}
         rows = likeliest or [[] for _ in pieces]
         content = [
