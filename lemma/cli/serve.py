@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import sys
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -126,6 +127,7 @@ def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
     from lemma.engines.stop_strings import ends_of
     from lemma.formats.dialogue import Dialogue
     from lemma.serving.engine_driver import EngineDriver
+    from lemma.serving.likeliest import likeliest
     from lemma.serving.plain_host import PlainHost
 
     seed = secrets.randbits(31) if args.seed is None else args.seed
@@ -134,7 +136,8 @@ def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
     tokenizer = copy.deepcopy(policy.tokenizer)
     dialogue = Dialogue(_format(args, tokenizer), tokenizer, ends_of(policy))
     names = dict.fromkeys([args.name] if args.name else [args.model, os.path.basename(args.model.rstrip("/"))])
-    return PlainHost(EngineDriver(engine), dialogue, names, key), engine
+    tell = partial(likeliest, policy) if policy.strangeness() is None else None
+    return PlainHost(EngineDriver(engine), dialogue, names, key, tell), engine
 
 
 def _format(args: argparse.Namespace, tokenizer: Any) -> Format:

@@ -17,7 +17,8 @@ from lemma.core.types import Output
 from lemma.models import probe as probing
 from lemma.models.checkpointed_layers import GradientCheckpointingLayer
 from lemma.models.families import LogitMap, logit_map, unknown_layers
-from lemma.models.logprobs import token_logprobs
+from lemma.models.logprobs import map_logits, token_logprobs
+from lemma.models.memory import HOST_CHUNK_BYTES
 from lemma.models.merging import merged_state
 from lemma.models.model_options import ModelOptions
 from lemma.models.packing import Segments, TokenBatch
@@ -246,6 +247,17 @@ class Policy(PackModel):
             entropy=entropy,
             **self.logit_map._asdict(),
         )
+
+    def likeliest(
+        self, hidden_NH: torch.Tensor, count: int, *, temperature: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The highest log-probabilities (N, count) after each hidden state, best first, and whose they are."""
+        found = []
+        for part_RH in hidden_NH.split(max(1, HOST_CHUNK_BYTES // (4 * len(self.head.weight)))):
+            logits_RV = map_logits(self.head(part_RH), *self.logit_map)
+            wide_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+            found.append(torch.log_softmax(wide_RV / temperature, -1).topk(min(count, wide_RV.shape[-1])))
+        return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
 
     def strangeness(self) -> str | None:
         """What about this model neither the learner nor the native engine computes, by its configuration."""

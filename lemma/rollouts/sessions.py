@@ -18,7 +18,7 @@ from lemma.formats.dialogue import Dialogue
 from lemma.rollouts.episode import Turn
 from lemma.rollouts.sample_request import turn_of
 from lemma.serving.engine_driver import EngineDriver
-from lemma.serving.exchange import WireChoice
+from lemma.serving.exchange import TellLikeliest, WireChoice
 from lemma.serving.plain_host import check_length, limit_of, room_for
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
@@ -163,6 +163,7 @@ class SessionHost:
     """Whom the server asks during rollouts: agents by the key of their session, as the call's key or `X-Session-ID`."""
 
     name = "policy"
+    likeliest: TellLikeliest | None = None
 
     def __init__(self, driver: EngineDriver, dialogue: Dialogue, turns: int, context: int):
         self.driver, self.dialogue = driver, dialogue

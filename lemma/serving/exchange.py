@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,13 @@ from lemma.formats.dialogue import Dialogue
 from lemma.formats.tool_calls import Style, parse_tool_calls
 from lemma.serving.engine_driver import Call, CallEvent, EngineDriver
 from lemma.serving.text_stream import TextStream
+from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
+
+Likeliest = Sequence[Sequence[tuple[int, float]]]
+"""For each sampled token, the likeliest ones with their log-probabilities."""
+TellLikeliest = Callable[[np.ndarray, np.ndarray, int, float], Likeliest]
+"""Those of a prompt and the ids after it: how many, and at which temperature."""
 
 # How many ids of a text that is continued are enough to decode what follows it.
 CONTEXT = 8
@@ -31,6 +37,7 @@ class WireChoice:
     completion: Completion
     prompt: np.ndarray
     calls: list[dict[str, Any]] = field(default_factory=list)
+    likeliest: Likeliest = ()
 
     @property
     def finish(self) -> str:
@@ -63,6 +70,8 @@ class Host(Protocol):
     name: str
     driver: EngineDriver
     dialogue: Dialogue
+    likeliest: TellLikeliest | None
+    """Called in the driver's thread; None where they are not offered."""
 
     def caller(self, key: str, session: str | None) -> WireCaller:
         """The caller with this API key or session name; raises ApiError if there is none."""
@@ -75,7 +84,10 @@ class Exchange:
     """Starts when it is made, and gives what happens to `put`; always `close` it."""
 
     def __init__(self, host: Host, caller: WireCaller, asked: WireCall, put: Callable[[CallEvent], None]):
-        self.asked, self._host, self._caller = asked, host, caller
+        self.asked, self._host, self._caller, self._put = asked, host, caller, put
+        if asked.likeliest and host.likeliest is None:
+            raise ApiError(400, "the likeliest tokens are not offered here; ask for the log-probabilities of the "
+                           "sampled ones alone", param="top_logprobs", code="unsupported_parameter")  # fmt: skip
         # Tool calls are parsed from the whole text, so with tools nothing can be streamed before the end.
         self._streams_text = asked.stream and not asked.tools
         self._hears_tokens = self._streams_text and host.driver.engine.streams_tokens
@@ -83,7 +95,8 @@ class Exchange:
         self._places: dict[Key, int] = {request.key: place for place, request in enumerate(self.requests)}
         self._streams = [self._stream(request) for request in self.requests for _ in range(request.n)]
         self.choices: dict[int, WireChoice] = {}
-        self._call: Call = host.driver.submit(self.requests, put)
+        self._likeliest: dict[int, Likeliest] = {}
+        self._call: Call = host.driver.submit(self.requests, self._put_with_likeliest if asked.likeliest else put)
 
     @property
     def prompt_tokens(self) -> int:
@@ -116,6 +129,19 @@ class Exchange:
         if not self.is_over:
             self._host.driver.drop(self._call)
 
+    def _put_with_likeliest(self, event: CallEvent) -> None:
+        """In the driver's thread, which alone may use the model."""
+        if isinstance(event, Completion):
+            request, tell = self.requests[self._places[event.key]], self._host.likeliest
+            assert tell is not None
+            try:
+                self._likeliest[self._index(event.key, event.sample)] = tell(
+                    request.prompt, event.ids, self.asked.likeliest, request.sampling.temperature
+                )
+            except ApiError as error:
+                event = error
+        self._put(event)
+
     def _index(self, key: Key, sample: int) -> int:
         return self._places[key] * self.asked.n + sample
 
@@ -133,7 +159,7 @@ class Exchange:
         if self.asked.tools:
             content, calls = read_calls(content, self._host.dialogue.style, completion.key, completion.sample)
         prompt = self.requests[self._places[completion.key]].prompt
-        choice = WireChoice(index, content, completion, prompt, calls)
+        choice = WireChoice(index, content, completion, prompt, calls, self._likeliest.get(index, ()))
         self._caller.heard(self.asked, choice)
         self.choices[index] = choice
         yield choice

@@ -14,7 +14,7 @@ from lemma.core.types import content_id
 from lemma.engines.protocol import Request, Sampling
 from lemma.formats.dialogue import Dialogue
 from lemma.serving.engine_driver import EngineDriver
-from lemma.serving.exchange import WireChoice
+from lemma.serving.exchange import TellLikeliest, WireChoice
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
 
@@ -58,8 +58,15 @@ def limit_of(driver: EngineDriver) -> int:
 class PlainHost:
     """One model for every client with the API key; for everyone if there is none."""
 
-    def __init__(self, driver: EngineDriver, dialogue: Dialogue, names: Collection[str], api_key: str | None = None):
-        self.driver, self.dialogue = driver, dialogue
+    def __init__(
+        self,
+        driver: EngineDriver,
+        dialogue: Dialogue,
+        names: Collection[str],
+        api_key: str | None = None,
+        likeliest: TellLikeliest | None = None,
+    ):
+        self.driver, self.dialogue, self.likeliest = driver, dialogue, likeliest
         self.name, self._names = next(iter(names)), frozenset(names)
         self._api_key = api_key
         self._limit = limit_of(driver)

@@ -95,19 +95,19 @@ class ReplyWriter:
 
     def _logprobs(self, choice: WireChoice) -> dict[str, Any]:
         """For every sampled token, including the one that ended the sample."""
-        ids, logprobs = choice.completion.ids.tolist(), choice.completion.logprobs.tolist()
-        pieces = self._dialogue.pieces(ids)
+        pieces, logprobs = self._dialogue.pieces(choice.completion.ids.tolist()), choice.completion.logprobs.tolist()
+        likeliest = [[(self._dialogue.decode([token]), value) for token, value in row] for row in choice.likeliest]
         if self._asked.kind == "text":
-            return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": None}
-        return {
-            "content": [
-                {
-                    "token": piece,
-                    "logprob": logprob,
-                    "bytes": None if UNKNOWN in piece else list(piece.encode()),
-                    "top_logprobs": [],
-                }
-                for piece, logprob in zip(pieces, logprobs, strict=True)
-            ],
-            "refusal": None,
-        }
+            # Best first; of tokens with the same text the likeliest counts, which the second half sets last.
+            top = [dict([*row, *reversed(row)]) for row in likeliest] if self._asked.likeliest else None
+            return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": None}
+        rows = likeliest or [[] for _ in pieces]
+        content = [
+            _told(piece, value) | {"top_logprobs": [_told(*one) for one in row]}
+            for piece, value, row in zip(pieces, logprobs, rows, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _told(piece: str, logprob: float) -> dict[str, Any]:
+    return {"token": piece, "logprob": logprob, "bytes": None if UNKNOWN in piece else list(piece.encode())}

@@ -14,6 +14,8 @@ Kind = Literal["chat", "text"]
 MOST_SAMPLES = 128
 # Each token of an answer is compared with the stop texts, in the threads that all clients share.
 MOST_STOPS, LONGEST_STOP = 16, 256
+# As vLLM's.
+MOST_LIKELIEST = 20
 # No vocabulary is larger, and no number in a call may be.
 MOST_IDS, LARGEST = 2**31, 2.0**63
 # Below it, logits divided by the temperature overflow, and the error would hit the whole batch.
@@ -37,14 +39,15 @@ COUNTS: dict[str, tuple[int, int]] = {"n": (1, MOST_SAMPLES), "top_k": (0, 2**31
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0), "presence_penalty": (0, 0.0), "logit_bias": ({},),
     "response_format": ({"type": "text"},), "functions": ([],), "function_call": ("none", "auto"),
-    "modalities": (["text"],), "tool_choice": ("auto", "none"), "top_logprobs": (0,), "echo": (False,),
+    "modalities": (["text"],), "tool_choice": ("auto", "none"), "echo": (False,),
     "suffix": ("",), "best_of": (1,),
 }  # fmt: skip
 COMMON = frozenset(
     ["model", "max_tokens", "stop", "seed", "stream", "stream_options", "logprobs", "return_token_ids"]
 ) | {*NUMBERS, *COUNTS}
 FIELDS: dict[Kind, frozenset[str]] = {
-    "chat": COMMON | {"messages", "tools", "max_completion_tokens", "continue_final_message", "add_generation_prompt"},
+    "chat": COMMON
+    | {"messages", "tools", "top_logprobs", "max_completion_tokens", "continue_final_message", "add_generation_prompt"},
     "text": COMMON | {"prompt"},
 }
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -76,6 +79,7 @@ class WireCall:
     stream: bool = False
     stream_usage: bool = False
     logprobs: bool = False
+    likeliest: int = 0
     token_ids: bool = False
     given: frozenset[str] = field(default_factory=frozenset)
 
@@ -105,6 +109,7 @@ def read_call(kind: Kind, body: Any) -> WireCall:
     if len(prompts) * values.get("n", 1) > MOST_SAMPLES:
         raise ApiError(400, f"prompts times n is more than {MOST_SAMPLES}; send several requests", param="n")
     messages = _messages(sent.get("messages")) if kind == "chat" else ()
+    logprobs, likeliest = _logprobs(kind, sent)
     return WireCall(
         kind,
         messages=messages,
@@ -116,7 +121,8 @@ def read_call(kind: Kind, body: Any) -> WireCall:
         seed=_count(sent, "seed", -(2**63), 2**63) if "seed" in sent else None,
         stream=_flag(sent, "stream"),
         stream_usage=_flag(_mapping(sent, "stream_options"), "include_usage"),
-        logprobs=_wants_logprobs(kind, sent),
+        logprobs=logprobs,
+        likeliest=likeliest,
         token_ids=_flag(sent, "return_token_ids"),
         given=frozenset(sent),
         **values,
@@ -124,23 +130,21 @@ def read_call(kind: Kind, body: Any) -> WireCall:
 
 
 def _not_offered(name: str, value: Any) -> str:
-    if name == "top_logprobs":
-        return "log-probabilities are those of the sampled tokens; top_logprobs is not offered: write 0 or leave it out"
     if name == "tool_choice":
         return "a model is not forced to call tools; write auto or none"
     return f"{name} is not offered; leave it out"
 
 
-def _wants_logprobs(kind: Kind, sent: Mapping[str, Any]) -> bool:
-    """In a chat `logprobs` is a boolean; in text completions a number of alternatives, of which only 0 is supported."""
-    if kind == "chat" or isinstance(sent.get("logprobs"), bool):
-        return _flag(sent, "logprobs")
-    if "logprobs" in sent and _count(sent, "logprobs", 0, 2**31) > 0:
-        raise ApiError(
-            400, "log-probabilities are those of the sampled tokens; write `logprobs: 0`", param="logprobs",
-            code="unsupported_parameter",
-        )  # fmt: skip
-    return "logprobs" in sent
+def _logprobs(kind: Kind, sent: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether log-probabilities are told, and of how many of the likeliest tokens besides. In a chat two fields say so,
+    in text completions one number does."""
+    if kind == "text" and not isinstance(sent.get("logprobs"), bool):
+        return "logprobs" in sent, _count(sent, "logprobs", 0, MOST_LIKELIEST) if "logprobs" in sent else 0
+    wanted = _flag(sent, "logprobs")
+    count = _count(sent, "top_logprobs", 0, MOST_LIKELIEST) if "top_logprobs" in sent else 0
+    if count and not wanted:
+        raise ApiError(400, "top_logprobs come with the others; write `logprobs: true` as well", param="top_logprobs")
+    return wanted, count
 
 
 def _continues(sent: Mapping[str, Any], messages: tuple[dict[str, Any], ...]) -> bool:

@@ -80,6 +80,8 @@ def test_tools_are_shown_and_their_calls_are_read(place: Place) -> None:
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
     shown = place.dialogue.decode((choice.model_extra or {})["prompt_token_ids"])
     assert shown.startswith("Question:")
+    with pytest.raises(openai.BadRequestError, match="not offered here"):
+        speaker.chat.completions.create(**ASKED, logprobs=True, top_logprobs=1)
     pieces = list(speaker.chat.completions.create(**ASKED, stream=True))
     (told,) = [one for piece in pieces for one in piece.choices[0].delta.tool_calls or []]
     assert (told.index, told.function.arguments) == (0, '{"a": 1}')  # type: ignore[union-attr]

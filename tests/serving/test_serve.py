@@ -164,6 +164,36 @@ def test_logprobs_are_the_learners(client: openai.OpenAI) -> None:
         np.testing.assert_allclose(told, scored.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 0.0])
+def test_the_likeliest_tokens_are_those_of_the_plain_model(temperature: float, client: openai.OpenAI) -> None:
+    """At temperature 0 of the plain softmax, as `logprobs`; each sampled token stands among them there, first."""
+    policy = load_policy("tiny", "cpu")
+    asked = {**ASKED, "max_tokens": 6, "temperature": temperature, "extra_body": {"return_token_ids": True}}
+    choice = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0]
+    more = choice.model_extra or {}
+    prompt, said = more["prompt_token_ids"], more["token_ids"]
+    with torch.no_grad():
+        logits_TV = policy.causal(torch.tensor([[*prompt, *said]])).logits[0, len(prompt) - 1 : -1]
+    wanted = torch.log_softmax(logits_TV / (temperature or 1.0), -1).topk(3)
+    names = [[policy.tokenizer.decode([token]) for token in row] for row in wanted.indices.tolist()]
+    assert choice.logprobs is not None and choice.logprobs.content is not None and len(said) > 1
+    found = [one.top_logprobs for one in choice.logprobs.content]
+    assert [[one.token for one in row] for row in found] == names
+    np.testing.assert_allclose([[one.logprob for one in row] for row in found], wanted.values, atol=1e-5)
+    if not temperature:
+        assert [row[0].logprob for row in found] == pytest.approx([one.logprob for one in choice.logprobs.content])
+    stream = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3, stream=True)
+    last = [*stream][-1].choices[0].logprobs
+    assert last is not None and last.model_dump() == choice.logprobs.model_dump()
+    asked.pop("messages")
+    text = client.completions.create(**asked, prompt=prompt, logprobs=2).choices[0]
+    assert text.logprobs is not None and text.logprobs.top_logprobs is not None
+    if not temperature:
+        assert [[*row] for row in text.logprobs.top_logprobs] == [row[:2] for row in names]
+    plain = client.completions.create(**asked, prompt=prompt, logprobs=0).choices[0]
+    assert plain.logprobs is not None and plain.logprobs.top_logprobs is None
+
+
 def test_a_seed_decides_and_without_one_nothing_does(client: openai.OpenAI) -> None:
     def say(**more: Any) -> str:
         return client.chat.completions.create(**{**ASKED, **more}).choices[0].message.content or ""
@@ -199,7 +229,8 @@ def test_32_clients_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> N
         ({"n": 0}, 400, None, "n is 0"),
         ({"max_tokens": "many"}, 400, None, "max_tokens is not a whole number"),
         ({"stop": [""]}, 400, None, "stop is not"),
-        ({"top_logprobs": 5, "logprobs": True}, 400, "unsupported_parameter", "top_logprobs is not offered"),
+        ({"top_logprobs": 5}, 400, None, "write `logprobs: true` as well"),
+        ({"top_logprobs": 21, "logprobs": True}, 400, None, "top_logprobs is 21; write a number from 0 to 20"),
         ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "is not offered"),
         ({"extra_body": {"beam_width": 4}}, 400, "unknown_parameter", "there is no field 'beam_width'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, None, "cannot show the tools"),
