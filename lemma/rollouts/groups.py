@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +98,7 @@ class RolloutCollector:
         self._partial: PartialRollouts | None = None
         if is_partial:
             most = algorithm.group_size * math.ceil(problems * len(own_slots()) / slots())
-            self._partial = PartialRollouts(engine, self._sampling, scorer, world, most=most, patience=self._patience)
+            self._partial = PartialRollouts(engine, sampling, scorer, world, most=most, patience=self._patience)
 
     def step(self, step: int, until: int = 0) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted. With
@@ -220,9 +220,7 @@ class RolloutCollector:
                 self.engine.announce(
                     {
                         slot: [
-                            one.request(self._sampling(one))
-                            for one in own
-                            if len(one.known(journals[slot].episodes)) < one.n
+                            one.request(self.sampling) for one in own if len(one.known(journals[slot].episodes)) < one.n
                         ]
                         for slot, own in asks.items()
                     }
@@ -283,19 +281,13 @@ class RolloutCollector:
             assert alone[-1] == size - 1, "samples that a teacher begins come first"
         return whole, asks
 
-    def _sampling(self, ask: SampleRequest) -> Sampling:
-        given, least = len(ask.prefix), self.sampling.min_tokens
-        if not given:
-            return self.sampling
-        return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
-
     def _played(self, asks: Sequence[SampleRequest], journal: Journal) -> list[Episode]:
         if self._partial is not None:
             return self._partial.finish(asks, journal)
         # What a free schedule has finished outlives a kill.
         patience = self._patience if self._is_free else None
         return list(
-            play(self.engine, asks, self._sampling, self.scorer, world=self.world, journal=journal, patience=patience)
+            play(self.engine, asks, self.sampling, self.scorer, world=self.world, journal=journal, patience=patience)
         )
 
     def _group(self, task: Task, episodes: list[Episode], rollouts: Rollouts) -> Group:

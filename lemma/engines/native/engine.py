@@ -16,8 +16,8 @@ from lemma.engines.native.scheduler import Prefill, Scheduler
 from lemma.engines.native.sequences import Intake, Readback, Sequence, accept_all, completions_of
 from lemma.engines.native.sizes import default_prefill, default_tokens, make_cache, most_gathered
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request
+from lemma.models.adapters import note_rows
 from lemma.models.policy import Policy
-from lemma.models.products import note_rows
 
 BLOCK = 64
 CPU_BLOCK = 16
@@ -127,7 +127,7 @@ class NativeEngine(Engine):
         if self.policy.module.training:
             self.policy.module.eval()
         try:
-            if not self.cache.bytes:
+            if not self.cache.keys.nbytes:
                 self.cache.allocate()
             if self._has_new_weights:
                 note_rows(self.policy.module)

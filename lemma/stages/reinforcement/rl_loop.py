@@ -72,7 +72,10 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                 parts.reference.after(step)
             if notes is not None and is_leader():
                 background.submit(partial(notes.write, collector.folder.with_name(NOTES), step, batch))
-            count_tokens(stage, reports, rollouts)
+            for report in reports:
+                stage.clock.add(report)
+            if not rollouts.from_journal:  # those were sampled by an earlier process
+                stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
             with stage.clock.measure("generate"):
                 queue.wait()
             engine.update_weights(step)
@@ -206,14 +209,6 @@ def check_engine(engine: Engine, reports: Sequence[StepReport], limit: MismatchL
     difference = reports[0].metrics.get(limit.metric, 0.0) if reports else 0.0
     if not difference <= limit.most:
         limit.refuse(difference, engine.name)
-
-
-def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:
-    """Add a step's tokens to the clock; those from a journal were sampled by an earlier process."""
-    for report in reports:
-        stage.clock.add(report)
-    if not rollouts.from_journal:
-        stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
 
 
 def note_of(values: dict[str, float]) -> str:

@@ -46,11 +46,9 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         "missing_groups": float(max(0, rollouts.wanted - len(rollouts.groups))),
     }
     if any(len(episode.turns) > 1 for episode in rollouts.episodes):
-        values["turns/mean"] = _mean([len(episode.turns) for episode in own])
-        values["turns/replies_cut"] = float(sum(turn.cut for episode in own for turn in episode.turns))
-        values["turns/limit"] = float(sum(episode.reason.startswith("limit") for episode in own))
-        values["turns/max"] = float(max((len(episode.turns) for episode in own), default=0))
-    values |= _calls(own)
+        values |= _turns(own)
+    if any(turn.calls for episode in own for turn in episode.turns):
+        values |= _calls(own)
     learnt = [t for group in batch for t in group.trajectories]
     if any(t.trained_tokens for t in learnt):
         chosen = np.concatenate([t.loss_mask_T for t in learnt])
@@ -142,11 +140,20 @@ def _samples(samples: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def _turns(own: Sequence[Episode]) -> dict[str, float]:
+    return {
+        "turns/mean": _mean([len(episode.turns) for episode in own]),
+        "turns/replies_cut": float(sum(turn.cut for episode in own for turn in episode.turns)),
+        "turns/limit": float(sum(episode.reason.startswith("limit") for episode in own)),
+        "turns/max": float(max((len(episode.turns) for episode in own), default=0)),
+    }
+
+
 def _calls(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Tool calls per episode, and the share that could not be made; empty without any."""
+    """Tool calls per episode, and the share that could not be made."""
     calls = [sum(turn.calls for turn in episode.turns) for episode in episodes]
     bad = sum(turn.bad_calls for episode in episodes for turn in episode.turns)
-    return {"calls/mean": _mean(calls), "calls/bad_share": bad / sum(calls)} if sum(calls) else {}
+    return {"calls/mean": _mean(calls), "calls/bad_share": bad / sum(calls)}
 
 
 def _by_draw(samples: Sequence[Episode]) -> list[list[Episode]]:
