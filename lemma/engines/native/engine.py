@@ -72,7 +72,7 @@ class NativeEngine(Engine):
         self.scheduler = Scheduler(self.pool, rows, new_tokens, share_prefixes, most_gathered(policy))
         graphs = on_gpu if use_graphs is None else use_graphs
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
-        self._intake = Intake(policy)
+        self._intake = Intake(policy, self.capacity)
         self.finished: deque[Completion] = deque()
         self.new_tokens: deque[NewTokens] = deque()
         self.device_wait = threading.Event()
@@ -102,7 +102,7 @@ class NativeEngine(Engine):
             self._has_looked = False
         elif request.key in self._unfinished:
             raise EngineError(f"request {request.name} is already running", fix="give it another key")
-        self._intake.check(request, self.capacity)
+        self._intake.check(request)
         self._unfinished[request.key] = request.n
         self.scheduler.add(self._intake.sequences(request, self.seed, self.version))
 
