@@ -86,7 +86,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             if any(one.is_due(step, total) for one in benchmarks):
                 queue.drain()
             best = [one.after(step, total, engine) for one in benchmarks]
-            tell(stage, options, parts, step, values | parts.memory.numbers)
+            show_step(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, any(best))
             if is_leader():
                 background.submit(partial(tidy, collector.folder, step, kept, stage.store.oldest))
@@ -101,15 +101,15 @@ def learn(
         with stage.clock.measure("score"):
             add_scores(batch, parts)
     parts.algorithm.assign(batch, parts.memory)
-    worth = [group for group in batch if parts.needs_all_groups or has_advantage(group)]
+    with_gradient = [group for group in batch if parts.needs_all_groups or has_advantage(group)]
     if not parts.scores_first:
         with stage.clock.measure("score"):
-            add_scores(worth, parts)
+            add_scores(with_gradient, parts)
     fault_point("rl.before_update")
     longest = options.environment.turns * parts.max_tokens
     notes = TokenNotes() if options.journal.notes else None
     with stage.clock.measure("update"):
-        reports = update(stage, step, parts, batch, worth, longest, notes)
+        reports = update(stage, step, parts, batch, with_gradient, longest, notes)
     return reports, notes
 
 
@@ -132,7 +132,7 @@ def metrics_of(
     return values | {"mismatch/rounding": parts.policy.findings.rounding}
 
 
-def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
+def show_step(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
     """Diagnose a step, write its metrics if due, and show the stage's progress."""
     bottleneck = parts.diagnosis.look(step, values, stage.clock.spent)
     if stage.is_due(options.log_every, step, parts.total):
@@ -165,15 +165,15 @@ def update(
     step: int,
     parts: RlParts,
     batch: Sequence[Group],
-    worth: Sequence[Group],
+    with_gradient: Sequence[Group],
     max_tokens: int,
     notes: TokenNotes | None = None,
 ) -> list[StepReport]:
     """All updates on this batch. Groups that are skipped still count in the totals."""
     algorithm, learner, critic = parts.algorithm, parts.learner, parts.critic
     reports: list[StepReport] = []
-    computed = {id(group) for group in worth}
-    count_episode_tokens([t for group in worth for t in group.trajectories if t.trained_tokens])
+    computed = {id(group) for group in with_gradient}
+    count_episode_tokens([t for group in with_gradient for t in group.trajectories if t.trained_tokens])
     for epoch in range(algorithm.epochs):
         for groups in mini_batches(stage, step, epoch, algorithm.mini_batches, batch):
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]

@@ -24,7 +24,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     # If a teacher begins every sample, the rest is still the policy's own.
     own = [s for s in rollouts.episodes if not s.given] if taught else rollouts.episodes
     own = own or [s for s in rollouts.episodes if s.origin == "policy"]
-    dead = rollouts.dead / max(rollouts.drawn, 1)
+    dead = rollouts.without_signal / max(rollouts.drawn, 1)
     draws = _by_draw(own)
     right = [[one.verdict == "right" if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
     rewards = [{(one.reward, *one.rewards.values()) for one in draw} for draw in draws]
