@@ -32,13 +32,8 @@ from lemma.rollouts.journal import tidy
 from lemma.rollouts.token_notes import NOTES, TokenNotes
 from lemma.runs.stage import Stage
 from lemma.stages.reference import ModelReference
-from lemma.stages.reinforcement.rl_metrics import (
-    credited_metrics,
-    rollout_metrics,
-    sample_size,
-    staleness,
-    update_metrics,
-)
+from lemma.stages.reinforcement.lag_metrics import sample_size, staleness
+from lemma.stages.reinforcement.rl_metrics import credited_metrics, rollout_metrics, update_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_parts import RlParts, open_sampling, prepare_parts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -87,31 +87,6 @@ def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
         values[name] = max(known) if name.endswith("/max") else _mean(known)
     # Engine and learner have the same weights only at the first update.
     return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
-
-
-def staleness(rollouts: Rollouts, step: int) -> dict[str, float]:
-    """How many updates lie between the weights that sampled a token and those that are trained on it; and the share of
-    responses sampled by several versions."""
-    turns = [turn for episode in rollouts.episodes for turn in episode.turns if turn.finish != "given"]
-    tokens: Counter[int] = Counter()
-    for turn in turns:
-        ends = [*(first for first, _ in turn.versions[1:]), len(turn.ids)]
-        for (first, version), end in zip(turn.versions, ends, strict=True):
-            tokens[step - 1 - version] += end - max(first, turn.given)
-    ages = +tokens
-    if not ages:
-        return {}
-    return {
-        "staleness/mean": sum(age * count for age, count in ages.items()) / ages.total(),
-        "staleness/max": float(max(ages)),
-        "staleness/mixed": sum(len(turn.versions) > 1 for turn in turns) / len(turns),
-    }
-
-
-def sample_size(values: Mapping[str, float]) -> dict[str, float]:
-    """The effective sample size as a share: (sum of w)^2 / (n sum of w^2) over the weights of tokens."""
-    square = values.get("mismatch/square", 0.0)
-    return {"effective_samples": values["mismatch/weight"] ** 2 / square} if square else {}
 
 
 def _surprisal(samples: Sequence[Episode]) -> float:
