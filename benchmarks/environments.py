@@ -183,7 +183,7 @@ def _start_workers(world: Any, asks: list[Any]) -> None:
 def watched(engine: Any) -> Iterator[dict[str, Any]]:
     """Counts seconds in which the engine computes and tokens of prompts that it computes, and asks the device."""
     seen: dict[str, Any] = {"busy": 0.0, "prefilled": 0, "gpu": None}
-    work, prefill = engine._work, engine.runner.prefill
+    work, prefill = engine.work, engine.runner.prefill
 
     def timed() -> None:
         begin = time.perf_counter()
@@ -194,7 +194,7 @@ def watched(engine: Any) -> Iterator[dict[str, Any]]:
         seen["prefilled"] += sum(count for _, count in parts)
         return prefill(parts)
 
-    engine._work, engine.runner.prefill = timed, counted
+    engine.work, engine.runner.prefill = timed, counted
     over = threading.Event()
     shares: list[float] = []
     asker = threading.Thread(target=_ask_device, args=(over, shares), daemon=True)
@@ -202,7 +202,7 @@ def watched(engine: Any) -> Iterator[dict[str, Any]]:
     try:
         yield seen
     finally:
-        del engine._work, engine.runner.prefill
+        del engine.work, engine.runner.prefill
         over.set()
         asker.join()
         seen["gpu"] = statistics.fmean(shares) if shares else None

@@ -18,9 +18,6 @@ from typing import Any, BinaryIO
 from lemma.core import outside
 from lemma.core.faults import fault_point
 
-# Files that are written, hashed or synced side by side.
-AT_ONCE = 8
-
 
 def sync_folder(folder: Path) -> None:
     """Make a rename or a creation in this folder durable."""
@@ -29,12 +26,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def sync_file(path: Path) -> None:
-    """Have what was written to this file on the disk."""
-    with open(path, "rb") as handle:
-        os.fsync(handle.fileno())
 
 
 def from_json(text: str | bytes) -> Any:

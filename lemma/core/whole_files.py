@@ -1,4 +1,4 @@
-"""Files of one folder that appear together, or not at all."""
+"""Several files at a time: those of one folder that appear together, or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from lemma.core.files import AT_ONCE, hidden_path, sync_folder, write_synced
+from lemma.core.files import hidden_path, sync_folder, write_synced
+
+# Files that are written, hashed or synced side by side.
+AT_ONCE = 8
+
+
+def sync_file(path: Path) -> None:
+    """Have what was written to this file on the disk."""
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
 
 
 class WholeFiles:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from lemma.formats.boxes import compose_boxed, parse_boxed
 from lemma.formats.chat import ChatFormat
-from lemma.formats.tags import GradeUnfinished, Parsed, compose_boxed, parse_boxed
+from lemma.formats.tags import GradeUnfinished, Parsed
 from lemma.formats.think_boxed import parse_thought_and_box
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."

@@ -11,10 +11,11 @@ import re
 from typing import ClassVar, Literal
 
 from lemma.formats.boxed import INSTRUCTION, BoxedChat, parse_perhaps_thinking
+from lemma.formats.boxes import compose_boxed
 from lemma.formats.format import Format
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import PREAMBLE
-from lemma.formats.tags import GradeUnfinished, Parsed, compose_boxed
+from lemma.formats.tags import GradeUnfinished, Parsed
 from lemma.formats.templates import chatml, opening_lines, quote, with_suffix, without_system
 
 BOX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"

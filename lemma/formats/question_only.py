@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lemma.formats.boxes import compose_boxed, parse_boxed
 from lemma.formats.format import Format
-from lemma.formats.tags import Parsed, compose_boxed, parse_boxed
+from lemma.formats.tags import Parsed
 from lemma.formats.templates import opening_lines, quote
 
 TURNS = r"""{%- for turn in turns %}

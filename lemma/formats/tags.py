@@ -15,7 +15,7 @@ from lemma.grading.rules import Rules
 if TYPE_CHECKING:
     from lemma.formats.format import Format
 
-_BOX = re.compile(r"\\boxed\s*\{")
+BOX = re.compile(r"\\boxed\s*\{")
 
 FAULTS: dict[str, str] = {
     "missing_think_start": "the reasoning has no opening tag",
@@ -139,33 +139,8 @@ def parse_tagged(completion: str, tags: Tags, *, grade_unfinished: bool = False)
 
 def unboxed(answer: str) -> str | None:
     """The content of the last box; the answer itself if it has no box; None if the last box never closes."""
-    starts = list(_BOX.finditer(answer))
+    starts = list(BOX.finditer(answer))
     if not starts:
         return answer
     end = closing_brace(answer, starts[-1].end() - 1)
     return None if end < 0 else answer[starts[-1].end() : end].strip()
-
-
-def parse_boxed(text: str) -> Parsed:
-    """The last box is the answer, and the text before it the reasoning; a box that is never closed does not count."""
-    starts = list(_BOX.finditer(text))
-    if not starts:
-        return Parsed(text.strip(), None, ("no_answer",))
-    last, reasoning = starts[-1], text[: starts[-1].start()].strip()
-    end = closing_brace(text, last.end() - 1)
-    if end < 0:
-        return Parsed(reasoning, None, ("no_closing_tag",))
-    box = text[last.end() : end + 1]
-    faults = [] if all(text.startswith(box, start.end()) for start in starts) else ["several_answers"]
-    content = box[:-1].strip()
-    if not content:
-        faults.append("no_answer")
-    return Parsed(reasoning, content or None, tuple(faults))
-
-
-def compose_boxed(reasoning: str, answer: str) -> str:
-    """Reasoning, then the answer in a box, unless the last box of the reasoning already contains it."""
-    if _BOX.search(reasoning) and unboxed(reasoning) == answer:
-        return reasoning
-    box = f"\\boxed{{{answer}}}"
-    return f"{reasoning}\n\n{box}" if reasoning else box

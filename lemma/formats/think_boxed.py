@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from lemma.formats.boxes import compose_boxed, parse_boxed
 from lemma.formats.format import Format
-from lemma.formats.tags import GradeUnfinished, Parsed, compose_boxed, parse_boxed, split_thought
+from lemma.formats.tags import GradeUnfinished, Parsed, split_thought
 from lemma.formats.templates import chatml
 
 SYSTEM = r"""Work on the question in two sections, Thought and Solution.

@@ -27,8 +27,9 @@ from safetensors.torch import load_file
 
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
-from lemma.core.files import from_json, sync_file, sync_folder, write_whole
+from lemma.core.files import from_json, sync_folder, write_whole
 from lemma.core.ranks import from_leader, is_leader, rank, together, world_size
+from lemma.core.whole_files import sync_file
 from lemma.learning.manifest import find_damage, fingerprint
 from lemma.learning.tensor_files import to_host, write_tensors
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,6 +101,7 @@ class Learner:
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
         may_share = wants_sharing and not self._has_dropout and can_share(policy.module)
         self.shares = spread_cost(policy.backbone.config, policy.dtype, policy.device) if may_share else None
+        self._built = partial(TokenBatch.build, device=policy.device, dtype=self._exact, share=self.shares is not None)
         self._blocks: AbstractContextManager[Any] = CompiledBlocks(policy.backbone) if compile_blocks else nullcontext()
 
     # --- scoring -----------------------------------------------------------------------------------------------
@@ -310,9 +312,6 @@ class Learner:
         if self._has_dropout:
             torch.manual_seed(key(self._seed, "dropout", self.step_count, 0, number))
         return self._built(work.trajectories, work.tried)
-
-    def _built(self, trajectories: Sequence[Trajectory], pack: Sequence[int]) -> TokenBatch:
-        return TokenBatch.build(trajectories, pack, self.policy.device, self._exact, self.shares is not None)
 
     def _terms(self, batch: TokenBatch, objective: Objective, totals: Totals) -> LossInputs:
         if batch.trained_tokens:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lemma.core.files import AT_ONCE, sync_file
+from lemma.core.whole_files import AT_ONCE, sync_file
 
 CARD = "README.md"
 

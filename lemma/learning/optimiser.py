@@ -67,6 +67,8 @@ class Optimiser:
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
         self.inner = make_inner(self.values, options)
+        # Pieces that are not their own masters.
+        self._narrow = [piece for piece in self.values if not _is_exact(self.parameters[piece.name])]
 
     def _cut(self) -> list[ParameterPiece]:
         return cut(self.parameters, world_size())
@@ -227,11 +229,7 @@ class Optimiser:
 
     def _publish(self) -> None:
         """Bring what was updated into the compute weights of all ranks, in place."""
-        pairs = [
-            (piece.of(self.parameters[piece.name].data), value)
-            for piece, value in self.values.items()
-            if not _is_exact(self.parameters[piece.name])
-        ]
+        pairs = [(piece.of(self.parameters[piece.name].data), self.values[piece]) for piece in self._narrow]
         if pairs:
             torch._foreach_copy_([part for part, _ in pairs], [value.view(part.shape) for part, value in pairs])
         if self.shard != "none" and world_size() > 1:

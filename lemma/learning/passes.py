@@ -62,16 +62,15 @@ class Sums:
 
     def add(self, number: int, loss: Loss) -> None:
         pairs = {"loss": (loss.value.detach(), 0.0), **loss.metrics}
+        kind = {"dtype": torch.float64, "device": self._device}
+        # A number is made on the device: a copy from the host would wait for all that the device has to do.
         self._sums[number] = {
-            name: torch.stack([self._number(x) for x in (value, count)]) for name, (value, count) in pairs.items()
+            name: torch.stack(
+                [x.detach().to(**kind) if isinstance(x, torch.Tensor) else torch.full((), x, **kind) for x in pair]
+            )
+            for name, pair in pairs.items()
         }
         self._maxima[number] = {name: value.detach().to(torch.float64) for name, value in loss.maxima.items()}
-
-    def _number(self, x: torch.Tensor | float) -> torch.Tensor:
-        """A number, made on the device: a copy from the host would wait for all that the device has to do."""
-        if isinstance(x, torch.Tensor):
-            return x.detach().to(self._device, torch.float64)
-        return torch.full((), x, dtype=torch.float64, device=self._device)
 
     def result(self) -> dict[str, float]:
         """Sums over the packs of all ranks, each divided by its count, and maxima; the loss is a sum already."""

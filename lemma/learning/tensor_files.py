@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from lemma.core.faults import fault_point
-from lemma.core.files import AT_ONCE, sync_file
 from lemma.core.ranks import rank, world_size
+from lemma.core.whole_files import AT_ONCE, sync_file
 from lemma.learning.manifest import fingerprint
 
 # What one thread copies at a time, and from how many bytes on a further file is worth it.

@@ -10,7 +10,7 @@ Shapes: T tokens, I width of the input, O of all outputs, R of all first factors
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -181,3 +181,20 @@ def folded(part: nn.Module, names: tuple[str, ...]) -> Folded | None:
         return None
     assert products[0].down is not None
     return Folded(*tensors, products, len(products[0].down))
+
+
+@torch.no_grad()
+def note_rows(model: nn.Module) -> None:
+    """Note on every DoRA layer what its rows are multiplied by while its weights stay as they are: the lengths that are
+    trained over those of the weight with its adapter, as peft computes them at every call. An engine calls this when
+    weights have changed; the tensors keep their addresses."""
+    for layer in model.modules():
+        lengths = getattr(layer, "lora_magnitude_vector", None)
+        base: Any = getattr(layer, "base_layer", None)
+        if not lengths or len(lengths) > 1 or type(base) is not nn.Linear or hasattr(base.weight, "full_tensor"):
+            continue
+        ((name, length),) = lengths.items()
+        down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+        rows_O = length.weight / length.get_weight_norm(base.weight, up @ down, layer.scaling[name])
+        kept = getattr(layer, "lemma_rows", None)
+        layer.lemma_rows = rows_O if kept is None or kept.device != rows_O.device else kept.copy_(rows_O)

@@ -57,10 +57,7 @@ def token_logprobs(
     With `scale` and `cap` the logits are those of `map_logits`, before the temperature divides them.
     Both come in float32 (float64 where the hidden states are) and are differentiable in hidden and weight.
     """
-    # Rows of logits that are held in float32 at a time.
-    rows = chunk or max(1, (CHUNK_BYTES if hidden_NH.is_cuda else HOST_CHUNK_BYTES) // (4 * len(weight_VH)))
-    if chunk is None and hidden_NH.is_cuda and rows > ALIGNED_ROWS:
-        rows -= rows % ALIGNED_ROWS
+    rows = chunk or rows_at_a_time(len(weight_VH), hidden_NH.is_cuda)
     use_fused = hidden_NH.is_cuda and hidden_NH.dtype != torch.float64 if fused is None else fused
     curve = Curve(float(temperature) / scale) if cap is None else Curve(float(temperature) / cap, scale / cap)
     # `forward` cannot ask: no gradient is ever enabled inside it, and its inputs need one under `no_grad` too.
@@ -69,6 +66,12 @@ def token_logprobs(
         hidden_NH, weight_VH, bias_V, targets_N, curve, rows, entropy, use_fused, may_keep
     )
     return logprobs, entropies if entropy else None
+
+
+def rows_at_a_time(vocabulary: int, on_gpu: bool) -> int:
+    """Rows of logits that are held in float32 at a time."""
+    rows = max(1, (CHUNK_BYTES if on_gpu else HOST_CHUNK_BYTES) // (4 * vocabulary))
+    return rows - rows % ALIGNED_ROWS if on_gpu and rows > ALIGNED_ROWS else rows
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

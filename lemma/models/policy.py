@@ -52,6 +52,8 @@ class PackModel:
     gives: ClassVar[tuple[Output, ...]]
     """The outputs that it has; the first is what it is for."""
 
+    is_split = False
+    """Whether ranks hold parts of the weights; then all of them compute at the same time."""
     _gather: Callable[[Callable[[], Any]], Any] | None = None
     # What it computes in, where the weights themselves are wider.
     _precision: torch.dtype | None = None
@@ -80,15 +82,11 @@ class PackModel:
         values = [(module, name, getattr(module, name)) for module, name in names]
         return [(module, name) for module, name, value in values if isinstance(value, int | float) and value > 0]
 
-    @property
-    def is_split(self) -> bool:
-        """Whether ranks hold parts of the weights; then all of them compute at the same time."""
-        return self._gather is not None
-
     def use_split(
         self, gather: Callable[[Callable[[], Any]], Any], precision: torch.dtype, device: torch.device
     ) -> None:
         """From now on the weights are split; `gather` brings them together for a computation."""
+        self.is_split = True
         self._gather, self._precision, self._no_mask = gather, precision, self._no_mask.to(device)
 
     def outputs(

@@ -74,23 +74,6 @@ def as_product(layer: nn.Module) -> Product | None:
     return Product(base.weight, base.bias, down.weight, up.weight, float(layer.scaling[names[0]]), rows_O)
 
 
-@torch.no_grad()
-def note_rows(model: nn.Module) -> None:
-    """Note on every DoRA layer what its rows are multiplied by while its weights stay as they are: the lengths that are
-    trained over those of the weight with its adapter, as peft computes them at every call. An engine calls this when
-    weights have changed; the tensors keep their addresses."""
-    for layer in model.modules():
-        lengths = getattr(layer, "lora_magnitude_vector", None)
-        base: Any = getattr(layer, "base_layer", None)
-        if not lengths or len(lengths) > 1 or type(base) is not nn.Linear or hasattr(base.weight, "full_tensor"):
-            continue
-        ((name, length),) = lengths.items()
-        down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-        rows_O = length.weight / length.get_weight_norm(base.weight, up @ down, layer.scaling[name])
-        kept = getattr(layer, "lemma_rows", None)
-        layer.lemma_rows = rows_O if kept is None or kept.device != rows_O.device else kept.copy_(rows_O)
-
-
 def projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
     """The outputs of several layers on the same input: in one product where nothing is learnt and weights are joint."""
     weight, bias = getattr(module, "lemma_joint", (None, None))

@@ -16,7 +16,7 @@ from lemma.reports.run_state import Log, State, check_is_run, state_of
 from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk, read_evaluation_chunk
 from lemma.reports.token_texts import TokenTexts, load_token_texts
 from lemma.rollouts.journal_reader import step_journals
-from lemma.rollouts.noted import read_notes
+from lemma.rollouts.notes_reader import read_notes
 from lemma.rollouts.token_notes import NOTES
 from lemma.runs.run_folder import refuse_odd_files
 from lemma.runs.run_options import STAGE_NAME

@@ -18,7 +18,7 @@ from lemma.core.files import read_json_lines
 from lemma.reports.token_texts import TokenTexts
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal_reader import NAME, read_episodes
-from lemma.rollouts.noted import Attempt, Noted
+from lemma.rollouts.notes_reader import Attempt, Noted
 
 # Levels of a log-probability: the square root of its distance from 0, up to 16 nats, in 90 parts, as characters.
 FIRST_LEVEL, LEVELS, DEEPEST = 35, 90, 16.0

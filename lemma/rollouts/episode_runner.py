@@ -59,7 +59,7 @@ def play(
     runner = EpisodeRunner(engine, sampling_of, scorer, world, patience=patience)
     with closing(runner.loop):
         for ask in asks:
-            there = ask.known(known)
+            there = ask.known(known) if known else []
             yield from there
             if len(there) < ask.n:
                 runner.add(ask, journal)
@@ -85,6 +85,7 @@ class EpisodeRunner:
         self._engine, self._scorer, self._world, self._sampling = engine, scorer, world, sampling
         self._most, self._patience = most, patience
         self._is_exact = most is None and (world is None or world.is_exact)
+        self._has_no_limit = most is None and world is None
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._raised)
         self._woken = asyncio.Event()
@@ -201,7 +202,7 @@ class EpisodeRunner:
                 self._submit(request, {0: future})
             if self._world is not None:
                 self.scoring.let_in()
-            while self.is_open and self._asks and self._has_room(self._asks[0][0]):
+            while self.is_open and self._asks and (self._has_no_limit or self._has_room(self._asks[0][0])):
                 self._begin(*self._asks.popleft())
 
     # --- episodes ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,7 @@ class Rollouts:
     rounds: int = 0
     wanted: int = 0
     drawn: int = 0
-    dead: int = 0
+    without_signal: int = 0
     unscored: int = 0
     long_traces: int = 0
     from_journal: bool = False
@@ -98,11 +98,11 @@ class RolloutCollector:
         self._partial: PartialRollouts | None = None
         if is_partial:
             most = algorithm.group_size * math.ceil(problems * len(own_slots()) / slots())
-            self._partial = PartialRollouts(engine, self._sampling, scorer, world, most=most, patience=self._patience)
+            self._partial = PartialRollouts(engine, sampling, scorer, world, most=most, patience=self._patience)
 
     def step(self, step: int, until: int = 0) -> Rollouts:
-        """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted. With
-        partial rollouts, all steps up to `until` have begun afterwards."""
+        """Groups in the order of their draws; with further rounds, those with a signal only, at most as many as wanted.
+        With partial rollouts, all steps up to `until` have begun afterwards."""
         for number in range(step, max(step, until) + 1):
             if number not in self._begun:
                 self._begun[number] = self._begin(number)
@@ -115,9 +115,9 @@ class RolloutCollector:
             drawn = begun.drawn if not round_ else self._draw(begun, missing)
             groups = self._round(step, drawn, journals, rollouts)
             rollouts.rounds += 1
-            live = [one for one in groups if any(t.trained_tokens for t in one.trajectories) and has_signal(one)]
-            rollouts.dead += len(groups) - len(live)
-            rollouts.groups += live if self.further_rounds else groups
+            useful = [one for one in groups if any(t.trained_tokens for t in one.trajectories) and has_signal(one)]
+            rollouts.without_signal += len(groups) - len(useful)
+            rollouts.groups += useful if self.further_rounds else groups
             if len(rollouts.groups) >= self.problems or round_ == self.further_rounds:
                 break
             missing = self._next_count(rollouts)
@@ -196,7 +196,8 @@ class RolloutCollector:
         return journal
 
     def _next_count(self, rollouts: Rollouts) -> int:
-        """How many more problems will probably do, by the share of live groups so far; never more than a whole step."""
+        """How many more problems will probably do, by the share of groups with a signal so far; never more than a whole
+        step."""
         share = max(len(rollouts.groups) / rollouts.drawn, 1 / self.problems)
         return min(self.problems, math.ceil((self.problems - len(rollouts.groups)) / share))
 
@@ -220,9 +221,7 @@ class RolloutCollector:
                 self.engine.announce(
                     {
                         slot: [
-                            one.request(self._sampling(one))
-                            for one in own
-                            if len(one.known(journals[slot].episodes)) < one.n
+                            one.request(self.sampling) for one in own if len(one.known(journals[slot].episodes)) < one.n
                         ]
                         for slot, own in asks.items()
                     }
@@ -231,7 +230,7 @@ class RolloutCollector:
                 teachers = [one for draw in tasks if draw % slots() == slot for one in wanted[draw][0]]
                 with self.engine.slot(slot) if slots() > 1 and self._partial is None else nullcontext():
                     if teachers:
-                        episodes += self._taught(tasks, teachers, asks[slot], journal)
+                        episodes += self._with_teachers(tasks, teachers, asks[slot], journal)
                     else:
                         episodes += self._played(asks[slot], journal)
             return episodes
@@ -244,7 +243,7 @@ class RolloutCollector:
         groups = {draw: sorted(own, key=lambda one: one.sample) for draw, own in played.items()}
         return [self._group(tasks[draw], own, rollouts) for draw, own in groups.items()]
 
-    def _taught(
+    def _with_teachers(
         self, tasks: Mapping[int, Task], teachers: Sequence[Episode], asks: Sequence[SampleRequest], journal: Journal
     ) -> list[Episode]:
         """What is played for one slot in which a teacher speaks too: graded like any other while the policy generates,
@@ -283,19 +282,13 @@ class RolloutCollector:
             assert alone[-1] == size - 1, "samples that a teacher begins come first"
         return whole, asks
 
-    def _sampling(self, ask: SampleRequest) -> Sampling:
-        given, least = len(ask.prefix), self.sampling.min_tokens
-        if not given:
-            return self.sampling
-        return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
-
     def _played(self, asks: Sequence[SampleRequest], journal: Journal) -> list[Episode]:
         if self._partial is not None:
             return self._partial.finish(asks, journal)
         # What a free schedule has finished outlives a kill.
         patience = self._patience if self._is_free else None
         return list(
-            play(self.engine, asks, self._sampling, self.scorer, world=self.world, journal=journal, patience=patience)
+            play(self.engine, asks, self.sampling, self.scorer, world=self.world, journal=journal, patience=patience)
         )
 
     def _group(self, task: Task, episodes: list[Episode], rollouts: Rollouts) -> Group:

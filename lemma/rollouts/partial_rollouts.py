@@ -7,7 +7,7 @@ response of a step is written, and no response is preferred because it is short.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lemma.core.faults import fault_point
@@ -26,14 +26,14 @@ class PartialRollouts:
     def __init__(
         self,
         engine: Engine,
-        sampling: Callable[[SampleRequest], Sampling],
+        sampling: Sampling,
         scorer: Scorer,
         world: World | None,
         *,
         most: int,
         patience: float | None,
     ):
-        self._runner = EpisodeRunner(engine, sampling, scorer, world, most=most, patience=patience)
+        self._runner = EpisodeRunner(engine, lambda ask: sampling, scorer, world, most=most, patience=patience)
         # Of each ask that has begun, the requests that were made of it.
         self._requests: dict[Key, list[Key]] = {}
 

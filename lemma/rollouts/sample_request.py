@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,6 +40,10 @@ class SampleRequest:
         return self.name or self.key
 
     def request(self, sampling: Sampling) -> Request:
+        """Of a response that is begun on a teacher's behalf, the rest."""
+        if given := len(self.prefix):
+            least, most = max(0, sampling.min_tokens - given), sampling.max_tokens - given
+            sampling = replace(sampling, max_tokens=most, min_tokens=least)
         return Request(self.request_key, np.concatenate([self.prompt, self.prefix]).astype(np.int64), sampling, self.n)
 
     def known(self, episodes: Mapping[tuple[str, int], Episode]) -> list[Episode]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 
 from lemma.core import outside
-from lemma.core.events import Awaited, Sink
 from lemma.core.ranks import note_place
 from lemma.learning.learner import StepReport
 from lemma.models.update_flops import MATRIX_RATES
@@ -73,27 +72,3 @@ def throughput(device: torch.device, tokens: int, seconds: float, flops: float) 
         rates["mfu"] = flops / seconds / rate
     rates["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return rates
-
-
-class Waits:
-    """Waits of one stage. One may begin within another, which goes on when the inner one has ended."""
-
-    def __init__(self, stage: str, sink: Sink):
-        self._stage, self._sink = stage, sink
-        self.now: list[str] = []  # the innermost last
-
-    def begin(self, what: str) -> None:
-        self.now.append(what)
-        self._sink(Awaited(self._stage, what))
-
-    @contextmanager
-    def within(self, what: str) -> Iterator[None]:
-        self.begin(what)
-        yield
-        del self.now[-1:]
-        self._sink(Awaited(self._stage, *self.now[-1:]))
-
-    def end_all(self) -> None:
-        """A step is done: nothing is waited for any more."""
-        self.now = []
-        self._sink(Awaited(self._stage))

@@ -27,12 +27,13 @@ from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
-from lemma.runs.clock import Clock, Waits
+from lemma.runs.clock import Clock
 from lemma.runs.final_model import write_final_model
 from lemma.runs.ingredients import BASE, ingredients
 from lemma.runs.run_folder import LAYOUT, RunFolder
 from lemma.runs.run_options import StageOptions
 from lemma.runs.stopping import StopNow, Stopped, StopSignal
+from lemma.runs.waits import Waits
 
 # Separates the name of a kept part from that of its tensor in a checkpoint; the learner's own tensors have no part.
 PART = "//"

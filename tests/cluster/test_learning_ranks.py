@@ -18,7 +18,7 @@ from lemma.learning import parameter_pieces as pieces
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Optimiser
-from lemma.learning.optimiser_state import optimiser_state
+from lemma.learning.optimiser_state import load_optimiser, optimiser_state
 from lemma.models import attention, flash_attention
 from lemma.models.memory import Shape
 from lemma.models.model_options import ModelOptions
@@ -322,11 +322,11 @@ def test_a_state_is_read_however_it_was_cut() -> None:
     assert sorted(key for key in tensors if key.startswith("weight")) == ["weight/w@0", "weight/w@18", "weight/w@9"]
     with mock.patch.object(pieces, "LARGEST", 10):
         other = Optimiser(second, OptimOptions(lr=0.1))
-        other.load({name: tensor.clone() for name, tensor in tensors.items()}, extra)
+        load_optimiser(other, {name: tensor.clone() for name, tensor in tensors.items()}, extra)
         for given, one in ((first, optimiser), (second, other)):
             given["w"].grad = -torch.ones(4, 6)
             one.step(0.1)
     assert torch.equal(first["w"], second["w"]) and first["w"].unique().numel() > 10
     del tensors["weight/w@9"]
     with pytest.raises(UserError, match=r"w is \(4, 6\) here and without its numbers from 9 on there"):
-        other.load(tensors, extra)
+        load_optimiser(other, tensors, extra)

@@ -151,6 +151,9 @@ def test_a_play_that_fails_beside_the_engine_tells_its_own_trouble() -> None:
     problem = Problem((Message("user", "how many ?"),), ("3",))
 
     class Failing:
+        def read(self, episodes: Any) -> None:
+            pass
+
         def begin(self, *given: Any) -> None:
             raise UserError("the reward failed")
 

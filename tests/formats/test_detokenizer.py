@@ -10,7 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lemma.formats.detokenizer import OTHERS, TO_LATIN_1, Detokenizer
+from lemma.formats.detokenizer import Detokenizer
+from lemma.formats.token_bytes import OTHERS, TO_LATIN_1
 from lemma.models.tiny import tiny_tokenizer
 from tests.formats.tokenizers_made_here import make_spacing_tokenizer, make_tokenizer
 
@@ -119,7 +120,7 @@ def test_only_byte_level_vocabularies_have_a_table() -> None:
 
 
 def test_a_table_that_the_tokenizer_contradicts_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lemma.formats.detokenizer._as_bytes", str.encode)
+    monkeypatch.setattr("lemma.formats.token_bytes._as_bytes", str.encode)
     tokenizer = byte_level()
     assert Detokenizer(tokenizer)._bytes is None
 

@@ -119,7 +119,7 @@ def test_a_journal_about_other_data_is_void(tmp_path: Path) -> None:
 
 def test_without_further_rounds_dead_groups_stay_and_are_counted(tmp_path: Path) -> None:
     found = Step(tmp_path, [task(i) for i in range(8)]).run(by_draw({1, 2}))
-    assert (len(found.groups), found.dead, found.rounds, found.drawn) == (4, 2, 1, 4)
+    assert (len(found.groups), found.without_signal, found.rounds, found.drawn) == (4, 2, 1, 4)
 
 
 def test_dead_groups_are_replaced_in_the_order_of_draws(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_dead_groups_are_replaced_in_the_order_of_draws(tmp_path: Path) -> None:
     live = [int(sample.key[2]) for sample in found.episodes if sample.verdict != "right"]
     assert len(found.groups) == 4 and live[:4] == [1, 2, 5, 6]
     # Two of four were live, so for the two that are missing four more are drawn.
-    assert (found.rounds, found.drawn, found.dead, step.order.drawn) == (2, 8, 4, 8)
+    assert (found.rounds, found.drawn, found.without_signal, step.order.drawn) == (2, 8, 4, 8)
     assert all(step.algorithm.has_signal(group) for group in found.groups)
     assert numbers(step.run(by_draw({1, 2, 5, 6, 9}))) == numbers(found)
     assert numbers(step.run(Silent())) == numbers(found) and step.order.drawn == 8
@@ -138,13 +138,13 @@ def test_dynamic_sampling_ends(tmp_path: Path) -> None:
     step = Step(tmp_path, [task(i) for i in range(3)], further_rounds=3)
     found = step.run(by_draw(set()))
     assert not found.groups and found.wanted == 4
-    assert (found.rounds, found.drawn, found.dead) == (4, 16, 16)
+    assert (found.rounds, found.drawn, found.without_signal) == (4, 16, 16)
     assert len(found.episodes) == 64
 
 
 def test_more_live_groups_than_wanted_are_not_learnt_from(tmp_path: Path) -> None:
     found = Step(tmp_path, [task(i) for i in range(9)], further_rounds=2).run(by_draw({0, 4, 5, 6, 7}))
-    assert len(found.groups) == 4 and found.drawn == 8 and found.dead == 3
+    assert len(found.groups) == 4 and found.drawn == 8 and found.without_signal == 3
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_masked_samples_lose_their_tokens_and_keep_their_rewards(tmp_path: Path)
     for found, first, other in ((kept, [10] * 4, [10, 6, 6, 6]), (masked, [0] * 4, [0, 6, 6, 6])):
         assert [[t.trained_tokens for t in group.trajectories] for group in found.groups[:2]] == [first, other]
         assert all([t.rewards["total"] for t in group.trajectories] == [0.0, 2.0, 2.0, 2.0] for group in found.groups)
-    assert (kept.dead, masked.dead) == (0, 1)
+    assert (kept.without_signal, masked.without_signal) == (0, 1)
 
 
 # --- a teacher's traces ----------------------------------------------------------------------------------------------

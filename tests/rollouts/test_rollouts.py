@@ -135,7 +135,7 @@ def test_verdict_and_rewards_are_those_of_the_text(policy: Policy) -> None:
     engine = NativeEngine(policy, 3)
     answer = f" so </think> <answer> {ask.problem.gold} </answer>"
     ids = np.asarray(policy.tokenizer.encode(answer, add_special_tokens=False), dtype=np.int32)
-    stopped = Sampling(max_tokens=1)
+    stopped = Sampling(max_tokens=len(ids) + 1)
     (sample,) = play(engine, [replace(ask, n=1, prefix=ids)], stopped, scorer(policy))
     assert sample.answer == ask.problem.gold and sample.verdict == "right"
     assert sample.rewards["accuracy"] == 1.0 and sample.reward is not None

@@ -16,7 +16,7 @@ from lemma.learning.checkpoint import CheckpointStore
 from lemma.recipe import load_recipe
 from lemma.rollouts import Episode, read_episodes
 from lemma.rollouts.journal import tidy
-from lemma.rollouts.noted import Noted, read_notes
+from lemma.rollouts.notes_reader import Noted, read_notes
 from lemma.rollouts.token_notes import TokenNotes, notes_path
 from lemma.runs.exporting import export_model
 from tests.algorithms import toy

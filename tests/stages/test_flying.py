@@ -16,7 +16,7 @@ from lemma.rollouts import Episode, Rollouts, Turn, read_episodes
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.journal_reader import drawn_after, list_journals
 from lemma.runs.run import train
-from lemma.stages.reinforcement.rl_metrics import staleness
+from lemma.stages.reinforcement.lag_metrics import staleness
 from tests.algorithms import toy
 from tests.stages.game_world import episodes_of, game_stage, run_games
 from tests.stages.test_rl_stage import SMALL, small_stage

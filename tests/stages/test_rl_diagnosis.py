@@ -398,13 +398,13 @@ def test_shares_of_groups_are_of_all_that_were_drawn() -> None:
     """Of four draws one is right throughout, one never, one in part; what only keeps the format is not right."""
     samples = [sample(0, i, 1.1, right=True) for i in range(2)] + [sample(1, i, 0.1) for i in range(2)]
     samples += [sample(2, 0, 1.1, right=True), sample(2, 1, 0.1), sample(3, 0, None), sample(3, 1, 0.1)]
-    values = measured(samples, drawn=4, dead=3, unscored=1, wanted=4)
+    values = measured(samples, drawn=4, without_signal=3, unscored=1, wanted=4)
     assert values["groups/dead"] == 0.75 and values["groups/live"] == 0.25
     assert values["groups/all_right"] == 0.25 and values["groups/none_right"] == 0.5
     assert values["groups/varied"] == 0.25 and values["reward/commonest"] == pytest.approx(4 / 7)
     assert values["missing_groups"] == 3.0 and values["unscored"] == 1.0
     assert values["entropy/sampled"] == 0.5
-    by_reward = measured(samples, by_verdict=False, drawn=4, dead=3)
+    by_reward = measured(samples, by_verdict=False, drawn=4, without_signal=3)
     assert by_reward["groups/all_right"] == 1.0 and by_reward["groups/none_right"] == 0.0
 
 

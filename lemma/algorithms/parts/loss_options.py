@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from lemma.config import Options
+
 Baseline = Literal["none", "mean", "leave_one_out"]
 Level = Literal["token", "turn", "sequence", "trajectory"]
 
@@ -118,3 +120,25 @@ def check_kl_in_loss(kl: float, estimator: str) -> None:
         raise ValueError(
             "the gradient of k1 in a loss is 0 on average, so the KL would have no effect; write `kl_estimator: k3`"
         )
+
+
+class SapoOptions(Options):
+    """The gate 4 / t sigmoid(t (r - 1)) of SAPO: a larger t closes it sooner."""
+
+    positive: float = Field(1.0, gt=0)
+    """Temperature t for an advantage above 0."""
+    negative: float = Field(1.05, gt=0)
+    """Temperature t for an advantage of 0 or below."""
+
+
+class VespoOptions(Options):
+    """The weight w^k exp(l (1 - w)) of VESPO, where w is the ratio of the whole sample."""
+
+    power_positive: float = Field(2.0, ge=0)
+    """k for an advantage of 0 or above."""
+    decay_positive: float = Field(3.0, ge=0)
+    """l for an advantage of 0 or above."""
+    power_negative: float = Field(3.0, ge=0)
+    """k for a negative advantage."""
+    decay_negative: float = Field(2.0, ge=0)
+    """l for a negative advantage."""

@@ -54,37 +54,15 @@ class ClipOptions(Options):
         return Unclipped() if self.clip is None else Clip.around(self.clip, self.clip_high, self.clip_cap)
 
 
-class SapoOptions(Options):
-    """The gate 4 / t sigmoid(t (r - 1)) of SAPO: a larger t closes it sooner."""
-
-    positive: float = Field(1.0, gt=0)
-    """Temperature t for an advantage above 0."""
-    negative: float = Field(1.05, gt=0)
-    """Temperature t for an advantage of 0 or below."""
-
-
-class VespoOptions(Options):
-    """The weight w^k exp(l (1 - w)) of VESPO, where w is the ratio of the whole sample."""
-
-    power_positive: float = Field(2.0, ge=0)
-    """k for an advantage of 0 or above."""
-    decay_positive: float = Field(3.0, ge=0)
-    """l for an advantage of 0 or above."""
-    power_negative: float = Field(3.0, ge=0)
-    """k for a negative advantage."""
-    decay_negative: float = Field(2.0, ge=0)
-    """l for a negative advantage."""
-
-
 class GainOptions(ClipOptions):
     """The surrogate of a token, and the level of its ratio."""
 
     gain: Literal["clip", "sapo", "vespo"] = "clip"
     """The surrogate objective of a token: the clipped ratio; a smooth gate instead of the clip (sapo); or the
     log-probability weighted by a smooth function of the whole sample's ratio (vespo)."""
-    sapo: SapoOptions = SapoOptions()
+    sapo: shared.SapoOptions = shared.SapoOptions()
     """The gate of `gain: sapo`."""
-    vespo: VespoOptions = VespoOptions()
+    vespo: shared.VespoOptions = shared.VespoOptions()
     """The weight of `gain: vespo`."""
     ratio: shared.Level = "token"
     """Level of the importance ratio: each token's own; the turn's, a product over its tokens; or the whole sample's, as

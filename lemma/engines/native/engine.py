@@ -16,8 +16,8 @@ from lemma.engines.native.scheduler import Prefill, Scheduler
 from lemma.engines.native.sequences import Intake, Readback, Sequence, accept_all, completions_of
 from lemma.engines.native.sizes import default_prefill, default_tokens, make_cache, most_gathered
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, NewTokens, Request
+from lemma.models.adapters import note_rows
 from lemma.models.policy import Policy
-from lemma.models.products import note_rows
 
 BLOCK = 64
 CPU_BLOCK = 16
@@ -72,7 +72,7 @@ class NativeEngine(Engine):
         self.scheduler = Scheduler(self.pool, rows, new_tokens, share_prefixes, most_gathered(policy))
         graphs = on_gpu if use_graphs is None else use_graphs
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
-        self._intake = Intake(policy)
+        self._intake = Intake(policy, self.capacity)
         self.finished: deque[Completion] = deque()
         self.new_tokens: deque[NewTokens] = deque()
         self.device_wait = threading.Event()
@@ -102,7 +102,7 @@ class NativeEngine(Engine):
             self._has_looked = False
         elif request.key in self._unfinished:
             raise EngineError(f"request {request.name} is already running", fix="give it another key")
-        self._intake.check(request, self.capacity)
+        self._intake.check(request)
         self._unfinished[request.key] = request.n
         self.scheduler.add(self._intake.sequences(request, self.seed, self.version))
 
@@ -127,7 +127,7 @@ class NativeEngine(Engine):
         if self.policy.module.training:
             self.policy.module.eval()
         try:
-            if not self.cache.bytes:
+            if not self.cache.keys.nbytes:
                 self.cache.allocate()
             if self._has_new_weights:
                 note_rows(self.policy.module)

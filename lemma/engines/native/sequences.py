@@ -237,11 +237,11 @@ def _concatenate(history: History | None, rows: list[list[int]]) -> list[Iterabl
 
 
 class Intake:
-    """Checks requests and makes sequences of them. The model's limits are read by `refresh` when the engine starts from
-    idle, not at every request, since reading them costs more than a request."""
+    """Checks requests and makes sequences of them, for a cache of so many tokens. The model's limits are read by
+    `refresh` when the engine starts from idle: reading them at every request would cost more than a request."""
 
-    def __init__(self, policy: Policy):
-        self._policy = policy
+    def __init__(self, policy: Policy, cache_tokens: int):
+        self._policy, self._cache_tokens = policy, cache_tokens
         # Which tokens may end a stop string, shared by all requests with the same stop strings.
         self._tables: dict[tuple[str, ...], StopTable] = {}
         self.refresh()
@@ -252,8 +252,8 @@ class Intake:
         self._context = self._policy.context
         self._vocabulary = self._policy.causal.get_input_embeddings().weight.shape[0]
 
-    def check(self, request: Request, room: int) -> None:
-        """Refuse a request that does not fit the model, or a cache of `room` tokens."""
+    def check(self, request: Request) -> None:
+        """Refuse a request that does not fit the model or the cache."""
         check_request(request, self._context)
         prompt, longest = request.prompt, request.sampling.max_tokens
         # As an unsigned number, an id below 0 is larger than any token.
@@ -261,10 +261,10 @@ class Intake:
         if ids.item(ids.argmax()) >= self._vocabulary:
             wrong = int(prompt[(prompt < 0) | (prompt >= self._vocabulary)][0])
             raise EngineError(f"request {request.name} holds {wrong}, which is not a token of the model")
-        if min(len(prompt) + longest, self._context) > room:
+        if min(len(prompt) + longest, self._context) > self._cache_tokens:
             raise EngineError(
                 f"the {len(prompt)} tokens of request {request.name} and max_tokens {longest} do not fit into a cache "
-                f"of {room} tokens",
+                f"of {self._cache_tokens} tokens",
                 fix="give the engine a larger cache or lower max_tokens",
             )
 

@@ -17,7 +17,7 @@ import torch
 
 from lemma.core.deadlines import Overdue, cpu_limit
 from lemma.core.errors import UserError
-from lemma.core.files import AT_ONCE
+from lemma.core.whole_files import AT_ONCE
 from lemma.plugins.gguf.gguf_file import FLOAT32, Header, damaged, ends_of_turns, gguf_package, read_header
 from lemma.plugins.gguf.gguf_tokenizer import build_tokenizer
 

@@ -32,13 +32,8 @@ from lemma.rollouts.journal import tidy
 from lemma.rollouts.token_notes import NOTES, TokenNotes
 from lemma.runs.stage import Stage
 from lemma.stages.reference import ModelReference
-from lemma.stages.reinforcement.rl_metrics import (
-    credited_metrics,
-    rollout_metrics,
-    sample_size,
-    staleness,
-    update_metrics,
-)
+from lemma.stages.reinforcement.lag_metrics import sample_size, staleness
+from lemma.stages.reinforcement.rl_metrics import credited_metrics, rollout_metrics, update_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_parts import RlParts, open_sampling, prepare_parts
 
@@ -72,7 +67,10 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                 parts.reference.after(step)
             if notes is not None and is_leader():
                 background.submit(partial(notes.write, collector.folder.with_name(NOTES), step, batch))
-            count_tokens(stage, reports, rollouts)
+            for report in reports:
+                stage.clock.add(report)
+            if not rollouts.from_journal:  # those were sampled by an earlier process
+                stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
             with stage.clock.measure("generate"):
                 queue.wait()
             engine.update_weights(step)
@@ -83,7 +81,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             if any(one.is_due(step, total) for one in benchmarks):
                 queue.drain()
             best = [one.after(step, total, engine) for one in benchmarks]
-            tell(stage, options, parts, step, values | parts.memory.numbers)
+            show_step(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, any(best))
             if is_leader():
                 background.submit(partial(tidy, collector.folder, step, kept, stage.store.oldest))
@@ -98,15 +96,15 @@ def learn(
         with stage.clock.measure("score"):
             add_scores(batch, parts)
     parts.algorithm.assign(batch, parts.memory)
-    worth = [group for group in batch if parts.needs_all_groups or has_advantage(group)]
+    with_gradient = [group for group in batch if parts.needs_all_groups or has_advantage(group)]
     if not parts.scores_first:
         with stage.clock.measure("score"):
-            add_scores(worth, parts)
+            add_scores(with_gradient, parts)
     fault_point("rl.before_update")
     longest = options.environment.turns * parts.max_tokens
     notes = TokenNotes() if options.journal.notes else None
     with stage.clock.measure("update"):
-        reports = update(stage, step, parts, batch, worth, longest, notes)
+        reports = update(stage, step, parts, batch, with_gradient, longest, notes)
     return reports, notes
 
 
@@ -129,7 +127,7 @@ def metrics_of(
     return values | {"mismatch/rounding": parts.policy.findings.rounding}
 
 
-def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
+def show_step(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
     """Diagnose a step, write its metrics if due, and show the stage's progress."""
     bottleneck = parts.diagnosis.look(step, values, stage.clock.spent)
     if stage.is_due(options.log_every, step, parts.total):
@@ -162,15 +160,15 @@ def update(
     step: int,
     parts: RlParts,
     batch: Sequence[Group],
-    worth: Sequence[Group],
+    with_gradient: Sequence[Group],
     max_tokens: int,
     notes: TokenNotes | None = None,
 ) -> list[StepReport]:
     """All updates on this batch. Groups that are skipped still count in the totals."""
     algorithm, learner, critic = parts.algorithm, parts.learner, parts.critic
     reports: list[StepReport] = []
-    computed = {id(group) for group in worth}
-    count_episode_tokens([t for group in worth for t in group.trajectories if t.trained_tokens])
+    computed = {id(group) for group in with_gradient}
+    count_episode_tokens([t for group in with_gradient for t in group.trajectories if t.trained_tokens])
     for epoch in range(algorithm.epochs):
         for groups in mini_batches(stage, step, epoch, algorithm.mini_batches, batch):
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
@@ -206,14 +204,6 @@ def check_engine(engine: Engine, reports: Sequence[StepReport], limit: MismatchL
     difference = reports[0].metrics.get(limit.metric, 0.0) if reports else 0.0
     if not difference <= limit.most:
         limit.refuse(difference, engine.name)
-
-
-def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:
-    """Add a step's tokens to the clock; those from a journal were sampled by an earlier process."""
-    for report in reports:
-        stage.clock.add(report)
-    if not rollouts.from_journal:
-        stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
 
 
 def note_of(values: dict[str, float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     # If a teacher begins every sample, the rest is still the policy's own.
     own = [s for s in rollouts.episodes if not s.given] if taught else rollouts.episodes
     own = own or [s for s in rollouts.episodes if s.origin == "policy"]
-    dead = rollouts.dead / max(rollouts.drawn, 1)
+    dead = rollouts.without_signal / max(rollouts.drawn, 1)
     draws = _by_draw(own)
     right = [[one.verdict == "right" if by_verdict else (one.reward or 0.0) > 0 for one in draw] for draw in draws]
     rewards = [{(one.reward, *one.rewards.values()) for one in draw} for draw in draws]
@@ -46,11 +46,9 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         "missing_groups": float(max(0, rollouts.wanted - len(rollouts.groups))),
     }
     if any(len(episode.turns) > 1 for episode in rollouts.episodes):
-        values["turns/mean"] = _mean([len(episode.turns) for episode in own])
-        values["turns/replies_cut"] = float(sum(turn.cut for episode in own for turn in episode.turns))
-        values["turns/limit"] = float(sum(episode.reason.startswith("limit") for episode in own))
-        values["turns/max"] = float(max((len(episode.turns) for episode in own), default=0))
-    values |= _calls(own)
+        values |= _turns(own)
+    if any(turn.calls for episode in own for turn in episode.turns):
+        values |= _calls(own)
     learnt = [t for group in batch for t in group.trajectories]
     if any(t.trained_tokens for t in learnt):
         chosen = np.concatenate([t.loss_mask_T for t in learnt])
@@ -91,31 +89,6 @@ def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
     return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
 
 
-def staleness(rollouts: Rollouts, step: int) -> dict[str, float]:
-    """How many updates lie between the weights that sampled a token and those that are trained on it; and the share of
-    responses sampled by several versions."""
-    turns = [turn for episode in rollouts.episodes for turn in episode.turns if turn.finish != "given"]
-    tokens: Counter[int] = Counter()
-    for turn in turns:
-        ends = [*(first for first, _ in turn.versions[1:]), len(turn.ids)]
-        for (first, version), end in zip(turn.versions, ends, strict=True):
-            tokens[step - 1 - version] += end - max(first, turn.given)
-    ages = +tokens
-    if not ages:
-        return {}
-    return {
-        "staleness/mean": sum(age * count for age, count in ages.items()) / ages.total(),
-        "staleness/max": float(max(ages)),
-        "staleness/mixed": sum(len(turn.versions) > 1 for turn in turns) / len(turns),
-    }
-
-
-def sample_size(values: Mapping[str, float]) -> dict[str, float]:
-    """The effective sample size as a share: (sum of w)^2 / (n sum of w^2) over the weights of tokens."""
-    square = values.get("mismatch/square", 0.0)
-    return {"effective_samples": values["mismatch/weight"] ** 2 / square} if square else {}
-
-
 def _surprisal(samples: Sequence[Episode]) -> float:
     """The mean negative log-probability of all sampled tokens, summed sequentially."""
     parts = [sample.logprobs[sample.given :] for sample in samples]
@@ -142,11 +115,20 @@ def _samples(samples: Sequence[Episode]) -> dict[str, float]:
     }
 
 
+def _turns(own: Sequence[Episode]) -> dict[str, float]:
+    return {
+        "turns/mean": _mean([len(episode.turns) for episode in own]),
+        "turns/replies_cut": float(sum(turn.cut for episode in own for turn in episode.turns)),
+        "turns/limit": float(sum(episode.reason.startswith("limit") for episode in own)),
+        "turns/max": float(max((len(episode.turns) for episode in own), default=0)),
+    }
+
+
 def _calls(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Tool calls per episode, and the share that could not be made; empty without any."""
+    """Tool calls per episode, and the share that could not be made."""
     calls = [sum(turn.calls for turn in episode.turns) for episode in episodes]
     bad = sum(turn.bad_calls for episode in episodes for turn in episode.turns)
-    return {"calls/mean": _mean(calls), "calls/bad_share": bad / sum(calls)} if sum(calls) else {}
+    return {"calls/mean": _mean(calls), "calls/bad_share": bad / sum(calls)}
 
 
 def _by_draw(samples: Sequence[Episode]) -> list[list[Episode]]:
