@@ -129,8 +129,6 @@ def measure(task: EvalTask, sink: Sink) -> Evaluation:
     from lemma.environments.env_pool import EnvPool
     from lemma.evaluation.evaluator import evaluate as evaluate_policy
     from lemma.models.places import TINY, resolve
-    from lemma.models.same_weights import check_same_weights
-    from lemma.runs.ingredients import code_marks
 
     settings, benchmarks = task.settings, task.benchmarks
     place = task.model if task.model == TINY else resolve(task.model)
@@ -139,6 +137,9 @@ def measure(task: EvalTask, sink: Sink) -> Evaluation:
     sink(Awaited("evaluation"))
     try:
         if world_size() > 1:
+            from lemma.models.same_weights import check_same_weights
+            from lemma.runs.ingredients import code_marks
+
             check_same_weights(policy.module)
             check_alike(code_marks(settings, [one.benchmark for one in benchmarks]))
         own = settings.format or format_of_model(task.model, policy.tokenizer)

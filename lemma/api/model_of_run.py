@@ -87,10 +87,6 @@ def is_checkpoint(model: str) -> bool:
 def model_at(model: str, checkpoint: str | None) -> str:
     """What to load: the model itself, or, for a checkpoint's folder or a checkpoint of a run or of its stage, the
     exported model, which is written below the run unless it is there."""
-    from lemma.learning.checkpoint import CheckpointStore
-    from lemma.recipe import load_recipe
-    from lemma.runs.exporting import export_model, newest_stage, step_of
-
     place = Path(model).expanduser().absolute()
     if is_checkpoint(model):
         if checkpoint is not None:
@@ -103,6 +99,10 @@ def model_at(model: str, checkpoint: str | None) -> str:
         run, stage = (place.parents[1], place.name) if is_stage else (place, "")
     if not (run / "recipe.yaml").is_file():
         raise UserError(f"{model} has no checkpoints", fix="give the folder of a run, or leave --checkpoint out")
+    from lemma.learning.checkpoint import CheckpointStore
+    from lemma.recipe import load_recipe
+    from lemma.runs.exporting import export_model, newest_stage, step_of
+
     recipe = load_recipe(run / "recipe.yaml")
     stage = stage or newest_stage(recipe, run)
     folder = run / "stages" / stage / "checkpoints"

@@ -219,9 +219,11 @@ def grader_version() -> str:
 
 def check_graders(names: str) -> list[str]:
     """The graders in `a,b`; an answer is right where any of them says so."""
+    graders = [name.strip() for name in names.split(",")]
+    if graders == [OURS]:
+        return graders
     from lemma.grading.compat import COMPAT
 
-    graders = [name.strip() for name in names.split(",")]
     for name in graders:
         if name != OURS and name not in COMPAT:
             raise UserError(f"there is no grader '{name}'", fix=nearest(name, [OURS, *COMPAT]))

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lemma.algorithms import Algorithm
 from lemma.core.errors import UserError, warn
 from lemma.core.faults import fault_point
 from lemma.core.ranks import own_slots, slots, together
@@ -29,6 +29,9 @@ from lemma.rollouts.partial_rollouts import PartialRollouts
 from lemma.rollouts.sample_request import SampleRequest
 from lemma.rollouts.scorer import Scorer
 from lemma.rollouts.teacher_traces import begun_by_teacher, replay_traces
+
+if TYPE_CHECKING:
+    from lemma.algorithms import Algorithm
 
 # Seconds that a finished episode may wait to be written where it is kept.
 SECONDS_UNWRITTEN = 1.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lemma.config.registry import outside_files
 from lemma.learning.manifest import fingerprint
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, base_of_adapter, resolve
-from lemma.runs.run_options import StageOptions
+
+if TYPE_CHECKING:
+    from lemma.runs.run_options import StageOptions
 
 BASE = "the base model"
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "config.json", "adapter_config.json")

@@ -25,7 +25,7 @@ from lemma.planning.plan_words import describe, length_in_words
 from lemma.planning.stage_memory import memory_warnings
 from lemma.recipe import Recipe, load_recipe
 from lemma.runs.fitted import fit_budget
-from lemma.runs.run import _usual_slots
+from lemma.runs.run_options import usual_slots
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
 from tests.hub import Hub, serve
@@ -163,7 +163,7 @@ def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
     describe(recipe)
     with joined(RankWorld(size=ranks or 1)):
         monkeypatch.setattr("lemma.runs.fitted.gather_over_ranks", lambda value: [value])
-        use_slots(_usual_slots(recipe))
+        use_slots(usual_slots(recipe, ranks or 1))
         options = next(iter(recipe.stages.values()))
         stage: Any = SimpleNamespace(model=recipe.model, options=options, say=lambda text: None)
         fit_budget(stage, tiny_policy(), BudgetOptions(), OptimOptions())
