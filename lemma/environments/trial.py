@@ -25,8 +25,8 @@ T = TypeVar("T")
 class Tried:
     """One episode with scripted answers: its outcome or first failure, and how long calls took."""
 
-    said: list[str] = field(default_factory=list)
-    heard: list[Observation] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     outcome: Outcome | None = None
     failure: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -57,10 +57,10 @@ async def play_script(pool: EnvPool, problem: Problem, seed: int, answers: Seque
 
     with suppress(EnvFailure):
         await timed("reset", env.reset())
-        while len(tried.said) < turns:
-            tried.said.append(answers[min(len(tried.said), len(answers) - 1)])
-            tried.heard.append(await timed("step", env.step(Action(tried.said[-1]))))
-            if tried.heard[-1].done:
+        while len(tried.actions) < turns:
+            tried.actions.append(answers[min(len(tried.actions), len(answers) - 1)])
+            tried.observations.append(await timed("step", env.step(Action(tried.actions[-1]))))
+            if tried.observations[-1].done:
                 break
         tried.outcome = await timed("score", env.score())
     env.leave()
@@ -82,13 +82,13 @@ def try_out(
     finally:
         pool.close()
         options.close()
-    worth = _worth(once, silent)
+    rewards = _rewards(once, silent)
     if options.is_graded:
-        worth = [TrialFinding("ok", "worth", "the stage's rewards judge the last turn, and nothing is scored here")]
+        rewards = [TrialFinding("ok", "rewards", "the stage's rewards judge the last turn, and nothing is scored here")]
     if isinstance(options, ToolOptions):
         untried = "no tool is called: the scripted answers are passed on as plain text; see `lemma env play`"
-        worth.append(TrialFinding("note", "tools", untried))
-    return [*_calls(options, [*once, *silent]), _repeats(once, again), *worth]
+        rewards.append(TrialFinding("note", "tools", untried))
+    return [*_calls(options, [*once, *silent]), _repeats(once, again), *rewards]
 
 
 def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFinding]:
@@ -98,7 +98,7 @@ def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFin
         limit = getattr(options.deadlines, call)
         failures = [one.failure for one in tried if one.failure.startswith(f"{call}:")]
         text = f"at most {slowest:.3g} s; the deadline is {limit:g} s"
-        replies = [reply.text for one in tried for reply in one.heard] if call == "step" else []
+        replies = [reply.text for one in tried for reply in one.observations] if call == "step" else []
         if failures:
             findings.append(TrialFinding("BAD", call, f"{len(failures)} of {len(tried)} episodes fail: {failures[0]}"))
         elif replies and all(text.startswith(ERROR) for text in replies):
@@ -115,25 +115,23 @@ def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFin
 
 def _repeats(once: Sequence[Tried], again: Sequence[Tried]) -> TrialFinding:
     pairs = list(zip(once, again, strict=True))
-    other = [a for a, b in pairs if (a.heard, a.outcome) != (b.heard, b.outcome)]
+    other = [a for a, b in pairs if (a.observations, a.outcome) != (b.observations, b.outcome)]
     if not other:
-        return TrialFinding("ok", "repeat", "an episode that is played again gives the same replies and the same worth")
+        return TrialFinding(
+            "ok", "repeat", "an episode that is played again gives the same replies and the same reward"
+        )
     text = f"{len(other)} of {len(pairs)} episodes answer differently when they are played again"
     return TrialFinding("BAD", "repeat", f"{text}: the state may depend on problem, seed and what was said alone")
 
 
-def _worth(once: Sequence[Tried], silent: Sequence[Tried]) -> list[TrialFinding]:
-    known = [[one.outcome.reward for one in part if one.outcome is not None] for part in (once, silent)]
-    rewards = [[value for value in part if value is not None] for part in known]
+def _rewards(once: Sequence[Tried], silent: Sequence[Tried]) -> list[TrialFinding]:
+    outcomes = [one.outcome for one in (*once, *silent) if one.outcome is not None]
     findings: list[TrialFinding] = []
-    unknown = sum(len(part) for part in known) - sum(len(part) for part in rewards)
-    if unknown:
-        findings.append(TrialFinding("note", "score", f"{unknown} episodes have no known worth"))
-    if rewards[1]:
-        mean = sum(rewards[1]) / len(rewards[1])
-        is_paid = mean > 0
-        text = f"saying nothing is worth {mean:.3g} on average"
-        findings.append(
-            TrialFinding("note" if is_paid else "ok", "nothing", f"{text}{': it is paid' if is_paid else ''}")
-        )
+    if unknown := sum(outcome.reward is None for outcome in outcomes):
+        findings.append(TrialFinding("note", "score", f"{unknown} episodes have no known reward"))
+    paid = [one.outcome.reward for one in silent if one.outcome is not None and one.outcome.reward is not None]
+    if paid:
+        mean = sum(paid) / len(paid)
+        level, more = ("note", ": it is paid") if mean > 0 else ("ok", "")
+        findings.append(TrialFinding(level, "nothing", f"the mean reward of saying nothing is {mean:.3g}{more}"))
     return findings

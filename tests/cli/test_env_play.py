@@ -51,7 +51,7 @@ def test_a_terminal_obeys_nothing_that_a_world_says() -> None:
 def test_a_good_environment_passes_its_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "test", recipe(tmp_path, {"name": "higher_lower"}), "--answer", "2"]) == 0
     out = capsys.readouterr().out
-    assert "BAD" not in out and "saying nothing is worth 0" in out
+    assert "BAD" not in out and "the mean reward of saying nothing is 0" in out
 
 
 def test_the_trial_of_tools_says_that_none_was_called_and_leaves_their_worth_to_the_rewards(
@@ -65,7 +65,7 @@ def test_the_trial_of_tools_says_that_none_was_called_and_leaves_their_worth_to_
     call = '<tool_call>{"name": "count", "arguments": {"word": "a"}}</tool_call>'
     assert main(["env", "test", recipe(tmp_path, tools), "--answer", call]) == 0
     out = capsys.readouterr().out
-    assert "rewards judge the last turn" in out and "no known worth" not in out
+    assert "rewards judge the last turn" in out and "no known reward" not in out
     assert "note tools    no tool is called" in out and not (tmp_path / "called").exists()
 
 
@@ -76,7 +76,7 @@ def test_a_trial_finds_what_does_not_repeat_what_fails_and_what_pays_for_nothing
     world = {"name": "custom", "class": place, "options": {"notes": str(tmp_path)}, "turns": 2, "workers": 1}
     path = recipe(tmp_path, world)
     assert main(["env", "test", path, "--problems", "1", "--answer", "chance"]) == 1
-    assert "BAD  repeat" in (out := capsys.readouterr().out) and "saying nothing is worth 2 on average: it is" in out
+    assert "BAD  repeat" in (out := capsys.readouterr().out) and "saying nothing is 2: it is" in out
     assert main(["env", "test", path, "--problems", "1", "--answer", "late"]) == 0
     assert "A worker makes one call at a time: raise workers" in capsys.readouterr().out
     assert main(["env", "test", path, "--problems", "1", "--answer", "raise"]) == 1

@@ -112,7 +112,7 @@ def test_the_command_that_tries_it(place: Place, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ok    tasks: dev 5, train 3" and len(lines) == 7
     assert all(line.startswith("ok ") for line in lines)
-    assert lines[-1] == "ok    it is judged: 1 of 2 tests passed; gave up; worth 0"
+    assert lines[-1] == "ok    it is judged: 1 of 2 tests passed; gave up; reward 0"
 
 
 @pytest.fixture

@@ -82,7 +82,6 @@ def write_adapter(policy: Policy, folder: Path) -> None:
 def adapter_rank(policy: Policy) -> int:
     """The smallest rank that vLLM supports and the adapters fit into."""
     rank = max(config.r for config in policy.peft.peft_config.values())
-    room = next((r for r in RANKS if r >= rank), None)
-    if room is None:
-        raise EngineError(f"vLLM has no room for adapters of rank {rank}", fix=f"write {RANKS[-1]} or less")
-    return room
+    if rank > RANKS[-1]:
+        raise EngineError(f"vLLM takes no adapters of rank {rank}", fix=f"write {RANKS[-1]} or less")
+    return min(r for r in RANKS if r >= rank)

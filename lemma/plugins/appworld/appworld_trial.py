@@ -55,7 +55,7 @@ def _played(options: AppWorldOptions, problem: Problem) -> Iterator[tuple[bool, 
         done = world.step(Action(GIVE_UP)).done
         yield done, "a task that is given up is over"
         outcome = world.score()
-        worth = f"{outcome.reward:g}" if outcome.reward is not None else "unknown"
-        yield outcome.success is False, f"it is judged: {outcome.reason}; worth {worth}"
+        reward = f"{outcome.reward:g}" if outcome.reward is not None else "unknown"
+        yield outcome.success is False, f"it is judged: {outcome.reason}; reward {reward}"
     finally:
         world.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from lemma.core.types import Outcome
@@ -75,6 +75,4 @@ def goal_completion(attempts: Sequence[Attempt]) -> dict[str, list[float]]:
 
 def tests_of(verdict: Mapping[str, Any]) -> Tests:
     """The test results in the judge's answer."""
-    passed, total, free = (int(verdict[name]) for name in ("passed", "total", "free"))
-    success, completed, gave_up = (bool(verdict[name]) for name in ("success", "completed", "gave_up"))
-    return Tests(passed, total, free, success, completed, gave_up)
+    return Tests(**{field.name: verdict[field.name] for field in fields(Tests)})
