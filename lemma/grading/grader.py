@@ -21,6 +21,7 @@ from lemma.grading.residues import holds, read_residues, same_residues, without_
 from lemma.grading.rules import Rules
 from lemma.grading.shapes import same
 from lemma.grading.single import Context, GoldLimit, Undecided, same_words, unread_leaves
+from lemma.grading.spelt import spelt_number
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
 from lemma.grading.verdict import Kind, Verdict
@@ -318,6 +319,8 @@ _LISTED = re.compile(r",(?! )")
 
 def _readings(text: str) -> list[str]:
     """1,234 is a number or a list; 0,5 is a list or a decimal; all other texts have one interpretation."""
+    if " and " in text and (spelt := spelt_number(text)) is not None:
+        return [str(spelt)]
     if "," not in text:
         return [text]
     if ambiguous(text):

@@ -27,7 +27,7 @@ POSITIVE_INFINITY, NEGATIVE_INFINITY = Leaf((_INFINITY,)), Leaf((_MINUS, _INFINI
 
 def against_value(gold: Node, answer: Relation, context: Context) -> bool:
     """The answer is a relation and the gold is not: take its value, or the interval it describes."""
-    if isinstance(gold, Union | Minus) or (isinstance(gold, Listed) and gold.opening):
+    if isinstance(gold, Union | Minus | Listed):
         interval = as_interval(answer)
         if interval is not None:
             return context.same(gold, interval)
@@ -214,6 +214,8 @@ def _same_equation(gold: Relation, answer: Relation, context: Context) -> bool:
         if is_text(first.tokens) or is_text(other.tokens) or text_of(first) == text_of(other):
             if context.same(value_side(gold), value_side(answer)):
                 return True
+        elif {text_of(first), text_of(other)} in ({"y", "f(x)"}, {"y", "g(x)"}):
+            return context.same(value_side(gold), value_side(answer))
         elif _renamed(first, other) is not None:
             old, new = _renamed(first, other) or ("", "")
             side = _rename(value_side(answer), new, old)

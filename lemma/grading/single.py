@@ -21,7 +21,7 @@ from lemma.grading.tokens import spelling, tokenise
 from lemma.grading.units import CENT, conversion
 
 _BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(\d{1,2}|\\text\{[a-z]+\})\}?$")
-_TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?|(?=[^:]*[ap]\.?\s*m))\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
 
 
 class Undecided(Exception):
@@ -191,10 +191,10 @@ def _clock(gold: re.Match[str], answer: re.Match[str]) -> bool:
         half = (match[4] or "").lower()
         if half and hour <= 12:
             hour = hour % 12 + (12 if half == "p" else 0)
-        return (hour * 60 + int(match[2])) * 60 + int(match[3] or 0)
+        return (hour * 60 + int(match[2] or 0)) * 60 + int(match[3] or 0)
 
     if bool(gold[4]) != bool(answer[4]) and int(gold[1]) <= 12 and int(answer[1]) <= 12:
-        return gold.group(1, 2) == answer.group(1, 2) and (gold[3] or "00") == (answer[3] or "00")
+        return gold[1] == answer[1] and all((gold[n] or "00") == (answer[n] or "00") for n in (2, 3))
     return seconds(gold) == seconds(answer)
 
 

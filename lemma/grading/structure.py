@@ -343,12 +343,24 @@ def _leaf(tokens: Tokens) -> Leaf:
     return Leaf(before, unit) if unit is not None else Leaf(tokens)
 
 
+def _transposed(tokens: Tokens, depth: int) -> Node | None:
+    """The transpose of a matrix; a row and a column of numbers are the same vector."""
+    end = len(tokens) - (4 if tokens[-1].kind == "}" else 2)
+    if end < 2 or tokens[end].kind != "^" or not {t.value for t in tokens[end + 1 :]} & {"T", "top", "t"}:
+        return None
+    node = shape(tokens[:end], depth + 1)
+    if isinstance(node, Matrix) and len({len(row) for row in node.rows}) == 1:
+        return Matrix(tuple(zip(*node.rows, strict=True)))
+    return node if isinstance(node, Listed) and node.opening in ("(", "[") else None
+
+
 _BUILDERS: tuple[tuple[Callable[[Tokens, int], Node | None], frozenset[str] | None], ...] = (
     (_membership, frozenset({"in"})),
     (_range, frozenset({"word", "text"})),
     (_union, frozenset({"cup", "id"})),
     (_minus, frozenset({"setminus", "backslash", "smallsetminus", "\\{"})),
     (_relation, RELATIONS | _ARROWS),
+    (_transposed, frozenset({"^"})),
     (_matrix, frozenset({"begin"})),
     (_bracketed, frozenset(OPEN)),
 )
