@@ -32,7 +32,7 @@ _PARTICIPLES = name_set("leaving making giving")
 _COMPARED = COMPARISONS | name_set("% of per percent than older younger")
 
 
-CIRCUMSTANCE, PLAIN, AFTER_VERB, _BOLD = range(4)
+CIRCUMSTANCE, PLAIN, AFTER_VERB, _MARKED, _BOLD = range(5)
 
 
 @dataclass
@@ -60,9 +60,9 @@ class Clause:
 def conclude(tokens: list[Lexeme], text: str, least: int = CIRCUMSTANCE) -> Stated | None:
     """What one sentence concludes, or None; nothing that is less good a result than `least`."""
     clauses = _clauses(tokens, text)
-    bold = [c for c in clauses if c.kind not in ("sub", "leading") and c.best(_BOLD)]
+    bold = [c for c in clauses if c.kind not in ("sub", "leading") and c.best(_MARKED)]
     if bold:
-        return bold[-1].best(_BOLD)
+        return bold[-1].best(_MARKED)
     results = [n for n, c in enumerate(clauses) if c.kind == "so" and c.values and any(p.values for p in clauses[:n])]
     found = _best(clauses[results[-1] :], (AFTER_VERB, PLAIN)) if results else None
     if results and found is None and clauses[results[-1]].word in _PARTICIPLES:
@@ -164,6 +164,9 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         clauses.append(Clause("main", verb=True))
         return
     clauses[-1].denies |= "no" in parts
+    if low == "which" and clauses[-1].word == "not":
+        clauses.append(Clause("main"))
+        return
     if low == "that is" and before is not None and before.kind != "punct":
         clauses.append(Clause("sub", low))
         return
@@ -217,6 +220,8 @@ def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bo
     within = clauses[-1].kind == "sub" and not clauses[-1].reason
     if not within or not tokens[place].parts & {"be", "has"}:
         return False
+    if clauses[-1].word.endswith(" which") and not clauses[-1].verb:
+        return False
     if any(c.verb for c in clauses if c.kind != "sub") and "joins" not in tokens[place - 1].parts:
         return False
     after, negated = skip_light(tokens, place + 1, False)
@@ -268,7 +273,7 @@ def _results(before: Clause, tokens: list[Lexeme], place: int) -> bool:
     values = [t for t in rest if t.is_value]
     plain = len(values) == 1 and re.fullmatch(r"\\?[$€£]?\s?[\d.,]+", values[0].text) is not None
     compared = any(t.text.lower() in _COMPARED for t in rest)
-    stated = any(rank == _BOLD for rank, _ in before.values) or (
+    stated = any(rank >= _MARKED for rank, _ in before.values) or (
         len(before.values) == 1 and before.values[0][0] == AFTER_VERB
     )
     verb = tokens[place].text.lower() == "that is" or (bool(rest) and bool(rest[0].parts & {"be", "has"}))
@@ -291,7 +296,7 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             return Stated(token.text, place + 1, "choice") if said else None
         if chosen:
             return read_object(tokens, place, text)
-        if not leads and (before is None or "so" in before.parts) and ends_member(tokens, place + 1):
+        if not leads and (before is None or "so" in before.parts or before.text.lower() == "but") and ends_member(tokens, place + 1):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
     counted = place > 0 and tokens[place - 1].text.lower() in ("only", "exactly", "just")
@@ -332,8 +337,14 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     if token.kind == "math" and _NAME.fullmatch(token.text):
         return CIRCUMSTANCE
     chosen = (token.kind == "choice" or LETTER.fullmatch(token.text)) and said_correct(tokens, place)
-    if (token.bold and bold) or chosen:
+    if chosen:
         return _BOLD
+    led = _rank_after(tokens, place)
+    return led if not (token.bold and bold) else _MARKED if led == CIRCUMSTANCE else _BOLD
+
+
+def _rank_after(tokens: list[Lexeme], place: int) -> int:
+    """How good a result a value is by what stands before it."""
     before = place - 1
     while before >= 0 and (
         tokens[before].kind == "mark"

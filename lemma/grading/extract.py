@@ -313,7 +313,7 @@ _OTHERWISE = (
     r"|take\s+(?:that|it|this)\s+back|scratch\s+that|never\s*mind|on\s+second\s+thoughts?|correction\b"
 )
 _CUE = re.compile(
-    r"\b(?:wait\b|actually\b|oops\b|sorry\b|hmm\b|no(?=[,.!:;]|\s+wait)|but\s+(?:the|my|our)\s+(?:\w+\s+)?answer\b"
+    r"\b(?:wait\b|actually\b|oops\b|however\b|sorry\b|hmm\b|no(?=[,.!:;]|\s+wait)|but\s+(?:the|my|our)\s+(?:\w+\s+)?answer\b"
     rf"|(?:is|was|seems|looks|were|are)\s+{_NOT_RIGHT}|{_OTHERWISE})|'s\s+{_NOT_RIGHT}",
     re.IGNORECASE,
 )

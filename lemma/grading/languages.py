@@ -65,7 +65,7 @@ ENGLISH = Wording(
     "no more and no less than|believe|think|guess|say|would|must|should|following|interval|set|pair|point|"
     "maybe|perhaps|i'd|i'd say|expression|polynomial|formula|equation|percentage|amount|"
     "neither more nor less than|answer|matrix",
-    ends="because|since|as|which|where|who|whose|while|whereas|when|if|though|although|even though|but|given|"
+    ends="because|since|as|which|for which|at which|in which|where|who|whose|while|whereas|when|if|though|although|even though|but|given|"
     "given that|provided|provided that|assuming|considering|seeing that|after|before|until|unless|once|due to|"
     "owing to|thanks to|making|meaning|giving|leaving|showing|obtained|found|attained|reached|achieved|"
     "based on|according to|by|for|from|with|using|i.e|e.g|i.e.|e.g.|that is|namely|rather than|instead of|not|"
@@ -91,7 +91,7 @@ ENGLISH = Wording(
     "find|guess|what|which|how|why|express|give|write|put|enter|provide|round|report|verify|doubt|until|"
     "before|had|say|thought|believed|guessed|assumed|expected|claimed|"
     "don't think|do not think|don't believe|nobody|no one|wrong to say|no way|by no means",
-    chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
+    chooses="left with|going with|going for|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
     correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
     "why|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
@@ -283,6 +283,7 @@ OTHERS = Wording(
     so="vậy|do đó|dus|więc|zatem|alltså|jadi|maka|altså|tehát|deci|siis|sonuç olarak|dolayısıyla|tedy|לכן|ดังนั้น|"
     "অতএব|άρα|bu nedenle",
     no="không|değil|nie|niet|inte|ikke|bukan|ikkje|nem|nu|לא|ไม่",
+    chooses="chọn",
     joins="và|hoặc|ve|veya|lub|albo|en|of|och|eller|og|dan|atau|ja|tai|και|ή|és|vagy|și|sau|או|และ|nebo",
 )  # fmt: skip
 

@@ -63,8 +63,8 @@ _OPERATOR = (
 )
 _VALUE = re.compile(rf"(?:[-−–+±∓](?=\S)|[≈~<>≤≥≠]\s?)?{_ATOM}(?:(?:{_OPERATOR}[-−+±]?\s?)?{_ATOM})*")
 _CHOICE = re.compile(
-    rf"[(（]\s?([A-J{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|(?:(?<=option )|(?<=choice ))\(([a-j])\)|"
-    r"(?<=answer is )([a-e])\)(?=\s)|"
+    rf"[(（]\s?([A-JАБВГДЕ{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|(?:(?<=option )|(?<=choice ))\(([a-j])\)|"
+    r"(?<=answer is )([a-e])\)(?=\s)|\b([A-J])['’](?=[dt][ıiuü]r\b)|"
     r"\\text(?:bf|rm)?\{\s*\(?([A-J])\)?[.:]?\s*\}(?:\\[ ,;])?"
 )
 _WORD = re.compile(
@@ -72,6 +72,8 @@ _WORD = re.compile(
     r"\u0900-\u0963\u0966-\u0dff]|-(?=[^\W\d_]))*[²³]?",
     re.IGNORECASE,
 )
+# A clause, rather than a difference: 32 - I checked it.
+_DASHED = re.compile(r"\w\s-\s+[AI]$")
 _IN_BASE = re.compile(r"\s\(?(?:in )?base[ -](?:\d{1,2}|[a-z]{3,8})\)?(?![\w.]\d)")
 _AREA = re.compile(r"(?<=\d)\s?([mskg])([²³])$")
 _TEMPERATURE = re.compile(r"(?<=\d)\s?°\s?[CF]$")
@@ -160,11 +162,13 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
         formula = MATH.match(text, place)
         if formula is not None and not _is_money(formula):
             return "math", next(group for group in formula.groups() if group is not None).strip(), formula.end()
-    choice = _CHOICE.match(text, place) if character in "([（\\" or text.startswith(")", place + 1) else None
+    choice = _CHOICE.match(text, place) if character in "([（\\" or text[place + 1 : place + 2] in (")", "'", "’") else None
     if choice is not None:
         letter = next(group for group in choice.groups() if group is not None)
         return "choice", OPTIONS.get(letter, letter.upper()), choice.end()
     value = _VALUE.match(text, place)
+    if value is not None and _DASHED.search(value[0]) and text[value.end() :][:1] in (" ", "'"):
+        value = _VALUE.match(text, place, place + value[0].rindex("-"))
     if value is not None and _SIGNIFICANT.search(value[0]):
         said, after = _TEMPERATURE.sub("", _AREA.sub(_area, value[0].strip())), value.end()
         if not _GLUED.match(text, after):

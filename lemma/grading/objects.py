@@ -262,7 +262,9 @@ def _option(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     if not marked and following.kind == "word" and not following.parts - {"aside", "correct"} and token.text in "AI":
         return None
     content = read_one(tokens, after, text) if marked else None
-    whole = token.kind == "choice" or (content is not None and ends_member(tokens, content.after))
+    whole = (token.kind == "choice" and tokens[after - 1].text not in ":：") or (
+        content is not None and ends_member(tokens, content.after)
+    )
     if content is not None and content.kind != "choice" and whole:
         return Stated(f"({token.text}) {content.text}", content.after, "choice")
     return Stated(token.text, after, "choice")

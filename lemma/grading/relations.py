@@ -27,7 +27,10 @@ POSITIVE_INFINITY, NEGATIVE_INFINITY = Leaf((_INFINITY,)), Leaf((_MINUS, _INFINI
 
 def against_value(gold: Node, answer: Relation, context: Context) -> bool:
     """The answer is a relation and the gold is not: take its value, or the interval it describes."""
-    if isinstance(gold, Union | Minus | Listed):
+    conditions = isinstance(gold, Listed) and any(
+        isinstance(item, Relation) and _is_inequality(item) for item in gold.items
+    )
+    if isinstance(gold, Union | Minus) or (isinstance(gold, Listed) and (gold.opening or conditions)):
         interval = as_interval(answer)
         if interval is not None:
             return context.same(gold, interval)

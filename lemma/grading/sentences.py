@@ -202,6 +202,8 @@ def introduced(text: str) -> bool:
     """Whether a short text says that what follows is a result, rather than being one: "Total: 7", "So 18"."""
     tokens = [token for token in lex(text, 0, len(text)) if token.kind != "mark"]
     named = len(tokens) > 1 and LETTER.fullmatch(tokens[0].text) and "no" in tokens[1].parts
+    if any(t.kind == "word" and t.parts & {"be", "has"} and after.is_value for t, after in pairwise(tokens[2:])):
+        return True
     if not tokens or tokens[0].is_value or named:
         return any("ends" in token.parts and token.parts & {"aside", "no"} for token in tokens)
     colon = next(
@@ -209,4 +211,6 @@ def introduced(text: str) -> bool:
     )
     if colon < len(tokens) - 1 and all(token.kind == "word" for token in tokens[:colon]):
         return True
-    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or bool(tokens[0].parts & {"light", "has"})
+    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or bool(
+        tokens[0].parts & {"light", "has", "no"}
+    )

@@ -108,7 +108,7 @@ def equal(gold: str, answer: str) -> bool:
         raise LimitExceeded("comparison") from error
 
 
-_APART = re.compile(r"\d\s+\d")
+_APART = re.compile(r"(?<![\d^_])\d+\s+\d")
 
 
 def _is_read(text: str) -> bool:
