@@ -28,7 +28,7 @@ from lemma.grading.spelt import spelt_number
 from lemma.grading.tokens import name_set
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
-_PARTICIPLES = name_set("leaving making giving")
+_PARTICIPLES = name_set("leaving making giving spending earning yielding totaling totalling")
 _COMPARED = COMPARISONS | name_set("% of per percent than older younger")
 
 
@@ -62,6 +62,7 @@ def conclude(tokens: list[Lexeme], text: str, least: int = CIRCUMSTANCE) -> Stat
     clauses = _clauses(tokens, text)
     bold = [c for c in clauses if c.kind not in ("sub", "leading") and c.best(_MARKED)]
     if bold:
+        bold = [c for c in bold if c.kind != "comma"] or bold
         return bold[-1].best(_MARKED)
     results = [n for n, c in enumerate(clauses) if c.kind == "so" and c.values and any(p.values for p in clauses[:n])]
     found = _best(clauses[results[-1] :], (AFTER_VERB, PLAIN)) if results else None
@@ -246,7 +247,7 @@ def _continues(clause: Clause, parts: frozenset[str], low: str, before: Lexeme |
     if before is None or before.kind != "word":
         return False
     return ("at" in before.parts and low in _PARTICIPLES) or (
-        clause.kind == "sub" and "light" in parts and not low.isascii()
+        clause.kind == "sub" and (low == "in all" or ("light" in parts and not low.isascii()))
     )
 
 
@@ -322,7 +323,7 @@ def said_correct(tokens: list[Lexeme], place: int) -> bool | None:
         if "correct" in token.parts or (verb is not None and "answer" in token.parts):
             return not negated
         negated = negated or "no" in token.parts
-        if verb is None and "be" in token.parts:
+        if verb is None and ("be" in token.parts or token.text.lower() in ("seems", "looks", "appears")):
             verb = token
         elif verb is None or token.kind != "word" or not token.parts & {"light", "no"}:
             return None
@@ -358,7 +359,7 @@ def _rank_after(tokens: list[Lexeme], place: int) -> int:
     if before < 0:
         return PLAIN
     leader = tokens[before]
-    if leader.kind == "punct" and leader.text in "=":
+    if leader.kind == "punct" and leader.text in "=:":
         return AFTER_VERB
     if leader.parts & {"be", "has"} and not leader.parts & {"at"}:
         return AFTER_VERB

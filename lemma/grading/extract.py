@@ -34,6 +34,7 @@ _STEP = re.compile(
 )
 _NEAR = 600
 _NEXT_TURN = re.compile(r"\n\W*(?:question|problem|q|user|human|exercise|example|instruction)\b", re.IGNORECASE)
+_QUESTION = re.compile(r"\n\W*(?:question|problem|q|user|human|exercise|instruction)\s*\d*\**\s*:", re.IGNORECASE)
 _VALUE = re.compile(r"\d|^[A-J]$|\\")
 _CLASS_WORDS = re.compile(r"\b(?:congruent|modulo|mod|remainder|multiples?|divisible|form)\b")
 _WORD = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
@@ -83,6 +84,7 @@ def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
         text = without_html(text)
     if not text:
         return NOTHING
+    text = _before_next_question(text)
     prose = _CODE.sub(" ", text) if "```" in text else text
     for method in rules.order:
         if method == "tag":
@@ -98,6 +100,15 @@ def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
         if extraction is not None:
             return extraction
     return Extraction(text.strip(), "bare") if is_bare(text) else NOTHING
+
+
+def _before_next_question(text: str) -> str:
+    """The text up to where a model that has answered goes on with a question of its own."""
+    for turn in _QUESTION.finditer(text):
+        said = text[: turn.start()]
+        if boxed(said) or "####" in said or stated(said[-8_000:]):
+            return said
+    return text
 
 
 def visible(text: str, rules: Rules) -> str:

@@ -104,8 +104,8 @@ def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules)
     return None if given is None else given == wanted
 
 
-_WORDS = re.compile(r"(?:(?:\d{1,3}[^\W\d_]{2,}|[^\W\d_]{3,})[ '-]?){1,4}")
-_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called|it|series|sequence|integral)\b(?:\s+(?:an?|the))?)"
+_WORDS = re.compile(r"(?:(?:\d{1,3}[^\W\d_]{2,}|[^\W\d_]{3,}|(?<=[a-z] )\d{1,4})[ '-]?){1,4}")
+_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called|on|it|series|sequence|integral)\b(?:\s+(?:an?|the))?)"
 
 
 def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -> bool:

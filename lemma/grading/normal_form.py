@@ -111,9 +111,10 @@ _SCALE_TEXT = re.compile(r"\\text\{\s*(hundred|thousand|million|billion|trillion
 _LED = re.compile(
     r"^(?:\s|\$|\\[(\[])*(?:[=-]>|[→⇒∴]|\\(?:therefore|implies|(?:[lL]ong)?[rR]ightarrow)(?![A-Za-z]))\s*"
 )
-_INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}\b(?:is|are|equals)\s*:?\s*\}\s*(?=\S)(?<!\bnot )")
+_INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}(?:\b(?:is|are|equals)\s*:?|:)\s*\}\s*(?=\S)(?<!\bnot )")
 _STATED = re.compile(r"^\\text\{[^{}\d]{2,80}\b(?:is|are|equals)\s*:?\s+(-?\d[^{}]*)\}$")
 _MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+|:\d\d|(?: \d+)?/\d+)?\s*[%°]?)\s*([A-Za-z][^{}\d]*)?\}$")
+_NUMBERS_IN_TEXT = re.compile(r"^\\text\{([-\d\s.,/]+(?:(?:and|or)[-\d\s.,/]+)*)\}$")
 _FOR_ALL = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*(?:for|where)\s+(?:an?\s+|any\s+|some\s+|every\s+|each\s+|all\s+)?integers?\s*\}\s*[A-Za-z]$"
 )
@@ -308,6 +309,7 @@ def _rare(text: str) -> str:
                 text = pattern.sub(spelt, text)
     if "\\text" in text:
         text = _SCALE_TEXT.sub(r" \1 ", _FOR_ALL.sub("", text))
+        text = _NUMBERS_IN_TEXT.sub(r"\1", text)
         text = _MEASURED.sub(r"\1\\text{ \2}", _INTRODUCED.sub("", _STATED.sub(r"\1", text)))
     if "\\choose" in text or "\\over" in text:
         text = _OVER.sub(lambda m: f"\\{'binom' if m[3] == 'choose' else 'frac'}{{{m[2]}}}{{{m[4]}}}", text)

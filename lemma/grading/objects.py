@@ -127,7 +127,9 @@ def ends_member(tokens: list[Lexeme], place: int) -> bool:
     token = unmarked(tokens, place)
     if token is None or token.kind == "punct":
         return True
-    return token.kind == "word" and bool(token.parts & {"joins", "ends", "so", "no"}) and "at" not in token.parts
+    return token.kind == "word" and bool(token.parts & {"joins", "ends", "so", "no"}) and (
+        "at" not in token.parts or token.text.lower() == "since"
+    )
 
 
 def unmarked(tokens: list[Lexeme], place: int) -> Lexeme | None:

@@ -135,8 +135,7 @@ class WorkerPool:
             self._add_thread()
 
     def _blame(self, place: int, task: GradingTask, answer: dict[str, Any]) -> None:
-        """Whose fault an overrun is: the answer's if the exact path reads all of the gold, otherwise nobody's; after an
-        error, the gold's if it alone makes one too."""
+        """An overrun decides nothing; an error is the gold's fault if it alone makes one too, otherwise the answer's."""
         self._counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
         if not self._closed:
@@ -145,8 +144,7 @@ class WorkerPool:
             self._blame_compat(place, task, task.question, answer)
             return
         if "overrun" in answer:
-            outcome = ("unknown", "gold_limit") if unread(task.question.gold) else ("wrong", "limit")
-            self._finish(task, outcome, True)
+            self._finish(task, ("unknown", "gold_limit" if unread(task.question.gold) else "limit"), True)
             return
         alone = self._asked(place, {"op": "probe", "gold": task.question.gold})
         if alone is None or "trouble" in alone:

@@ -18,7 +18,7 @@ from lemma.grading.rules import Rules
 from lemma.grading.spelt import spelt_number
 from lemma.grading.structure import Leaf, Node, Tokens, parts
 from lemma.grading.tokens import spelling, tokenise
-from lemma.grading.units import CENT, conversion
+from lemma.grading.units import CENT, COUNTED, conversion
 
 _BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(\d{1,2}|\\text\{[a-z]+\})\}?$")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?|(?=[^:]*[ap]\.?\s*m))\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
@@ -48,6 +48,9 @@ def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:
     """Whether two leaves are the same answer under the rules."""
     factor = conversion(gold.unit, answer.unit)
     if factor is None:
+        return False
+    rates = [any(t.kind == "%" for t in leaf.tokens) for leaf in (gold, answer)]
+    if rates[0] != rates[1] and (answer if rates[0] else gold).unit not in (None, COUNTED):
         return False
     gold_text, answer_text = spelling(gold.tokens), spelling(answer.tokens)
     if gold.unit is None and answer.unit == CENT and "." in gold_text:

@@ -89,7 +89,10 @@ def _counterfactual(after: list[Lexeme]) -> bool:
 
 def _supposed(tokens: list[Lexeme], noun: int) -> bool:
     """Whether the statement is a supposition or a question: if the answer is 5, is the answer 5?"""
-    for token in reversed(tokens[:noun]):
+    for place in range(noun - 1, -1, -1):
+        token = tokens[place]
+        if token.is_value and all(t.parts == {"light"} for t in tokens[place + 1 : noun]):
+            break
         if (token.kind == "punct" and token.text in ",;:，：；\n") or (token.kind == "word" and "so" in token.parts):
             break
         if token.kind == "word" and "supposes" in token.parts:
