@@ -297,7 +297,11 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             return Stated(token.text, place + 1, "choice") if said else None
         if chosen:
             return read_object(tokens, place, text)
-        if not leads and (before is None or "so" in before.parts or before.text.lower() == "but") and ends_member(tokens, place + 1):
+        if (
+            not leads
+            and (before is None or "so" in before.parts or before.text.lower() == "but")
+            and ends_member(tokens, place + 1)
+        ):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
     counted = place > 0 and tokens[place - 1].text.lower() in ("only", "exactly", "just")

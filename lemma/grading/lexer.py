@@ -162,7 +162,9 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
         formula = MATH.match(text, place)
         if formula is not None and not _is_money(formula):
             return "math", next(group for group in formula.groups() if group is not None).strip(), formula.end()
-    choice = _CHOICE.match(text, place) if character in "([（\\" or text[place + 1 : place + 2] in (")", "'", "’") else None
+    choice = (
+        _CHOICE.match(text, place) if character in "([（\\" or text[place + 1 : place + 2] in (")", "'", "’") else None
+    )
     if choice is not None:
         letter = next(group for group in choice.groups() if group is not None)
         return "choice", OPTIONS.get(letter, letter.upper()), choice.end()

@@ -229,7 +229,9 @@ def _unwrap_text(text: str) -> str:
         bold = match[0].startswith((r"\mathbf", r"\bold", r"\bm", r"\pmb", r"\mathit", r"\mathbb"))
         if bold and (len(inside.strip()) <= 2 or not inside.replace(" ", "").isalpha()):
             return " " + inside + " "
-        if inside.strip() in FUNCTIONS and (match[0][1] == "o" or match.string[match.end() :].lstrip()[:1] in ("(", "\\")):
+        if inside.strip() in FUNCTIONS and (
+            match[0][1] == "o" or match.string[match.end() :].lstrip()[:1] in ("(", "\\")
+        ):
             return "\\" + inside.strip() + " "
         if match[0].startswith(r"\mathrm") and (
             inside in ("e", "i") or (inside == "d" and match.string[match.end() :].lstrip()[:1].isalpha())

@@ -127,8 +127,10 @@ def ends_member(tokens: list[Lexeme], place: int) -> bool:
     token = unmarked(tokens, place)
     if token is None or token.kind == "punct":
         return True
-    return token.kind == "word" and bool(token.parts & {"joins", "ends", "so", "no"}) and (
-        "at" not in token.parts or token.text.lower() == "since"
+    return (
+        token.kind == "word"
+        and bool(token.parts & {"joins", "ends", "so", "no"})
+        and ("at" not in token.parts or token.text.lower() == "since")
     )
 
 

@@ -129,7 +129,10 @@ def is_name(node: Node) -> bool:
         return True
     if is_text(node.tokens):
         return True
-    return not any(t.kind in ("num", "+", "-") or t.value == "pi" or (t.kind == "word" and set(t.value) <= _UNKNOWNS) for t in node.tokens)
+    return not any(
+        t.kind in ("num", "+", "-") or t.value == "pi" or (t.kind == "word" and set(t.value) <= _UNKNOWNS)
+        for t in node.tokens
+    )
 
 
 def as_interval(relation: Relation) -> Node | None:

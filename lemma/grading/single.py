@@ -21,7 +21,10 @@ from lemma.grading.tokens import spelling, tokenise
 from lemma.grading.units import CENT, COUNTED, conversion
 
 _BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(\d{1,2}|\\text\{[a-z]+\})\}?$")
-_TIME = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?|(?=[^:]*[ap]\.?\s*m))\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
+_TIME = re.compile(
+    r"(\d{1,2})(?::(\d\d)(?::(\d\d))?|(?=[^:]*[ap]\.?\s*m))\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$",
+    re.IGNORECASE,
+)
 
 
 class Undecided(Exception):
