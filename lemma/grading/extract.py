@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from lemma.grading.languages import is_unspaced, nouns_in
-from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
-from lemma.grading.normal_form import repair_escapes
+from lemma.grading.limits import MAX_COMPLETION
+from lemma.grading.normal_form import closing_brace, repair_escapes
 from lemma.grading.notation import without_html
 from lemma.grading.residues import read_residues
 from lemma.grading.rules import DEFAULT, Rules
@@ -128,25 +128,6 @@ def visible(text: str, rules: Rules) -> str:
         if opened:
             return text[: opened.start()]
     return text
-
-
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
-
-
-def closing_brace(text: str, opening: int) -> int:
-    """Position of the brace that closes the one at `opening`; -1 if none does within the maximum length of a box.
-
-    Escaped braces do not count.
-    """
-    depth = 0
-    for mark in _BRACES.finditer(text, opening, opening + MAX_BOX):
-        if mark[0] == "{":
-            depth += 1
-        elif mark[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return mark.start()
-    return -1
 
 
 def boxed(text: str) -> Extraction | None:

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from lemma.grading.limits import MAX_BOX
 from lemma.grading.notation import usual, without_html
 from lemma.grading.tokens import FUNCTIONS, name_set, names
 from lemma.grading.units import in_one_unit
@@ -192,7 +193,7 @@ def _braces(text: str, command: str, count: int) -> str:
             if not rest or rest[0] in "{(":
                 if rest[:1] == "(":
                     break
-                end = _closing(rest)
+                end = closing_brace(rest, 0) + 1 or len(rest)
                 arguments, rest = arguments + rest[:end], rest[end:]
             elif rest[0] == "\\":
                 match = re.match(r"\\[A-Za-z]+", rest)
@@ -208,17 +209,23 @@ def _braces(text: str, command: str, count: int) -> str:
     return "".join(out)
 
 
-def _closing(text: str) -> int:
-    """Position after the brace that closes the first one, or the end of the text."""
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def closing_brace(text: str, opening: int) -> int:
+    """Position of the brace that closes the one at `opening`; -1 if none does within the maximum length of a box.
+
+    Escaped braces do not count.
+    """
     depth = 0
-    for place, character in enumerate(text):
-        if character == "{":
+    for mark in _BRACES.finditer(text, opening, opening + MAX_BOX):
+        if mark[0] == "{":
             depth += 1
-        elif character == "}":
+        elif mark[0] == "}":
             depth -= 1
             if depth == 0:
-                return place + 1
-    return len(text)
+                return mark.start()
+    return -1
 
 
 def _unwrap_text(text: str) -> str:

@@ -16,7 +16,7 @@ from lemma.grading.precision import digits_for, weigh
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, parts
 
 _SOLVED = ("<", ">", "<=", ">=", "!=")
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "~": "~"}
 
 
 class Piece(NamedTuple):
@@ -137,11 +137,11 @@ def _relation(relation: Relation) -> Pieces:
     for place, sign in enumerate(relation.signs):
         left, right = relation.sides[place], relation.sides[place + 1]
         if _is_variable(right):
-            left, right, sign = right, left, _FLIP.get(sign, sign)
+            left, right, sign = right, left, FLIP[sign]
         if sign in _SOLVED and not (_is_variable(left) and _is_constant(right)):
             met = _meet(met, _solved(left, sign, right))
             continue
-        if not _is_variable(left) or sign not in _FLIP:
+        if not _is_variable(left) or sign == "~":
             raise NotASet
         bound, infinity = _number(right), evaluate._context().inf
         if sign == "=":

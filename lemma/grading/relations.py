@@ -13,12 +13,11 @@ from lemma.grading.expression import GREEK, Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.linear import same_solutions
 from lemma.grading.precision import enough_digits
-from lemma.grading.realsets import NotASet, is_reals, letter_of, same_set
+from lemma.grading.realsets import FLIP, NotASet, is_reals, letter_of, same_set
 from lemma.grading.single import Context, is_text
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, text_of
 from lemma.grading.tokens import Token
 
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "~": "~"}
 _INFINITY = Token("cmd", "infty", 0, 0)
 _MINUS = Token("-", "-", 0, 0)
 _UNKNOWNS = frozenset("xyz")
@@ -145,7 +144,7 @@ def as_interval(relation: Relation) -> Node | None:
         return None
     if len(sides) == 2:
         place = letters[0]
-        sign = signs[0] if place == 0 else _FLIP[signs[0]]
+        sign = signs[0] if place == 0 else FLIP[signs[0]]
         bound = sides[1 - place]
         if sign == "!=":
             return Union((Listed((NEGATIVE_INFINITY, bound), "(", ")"), Listed((bound, POSITIVE_INFINITY), "(", ")")))
@@ -157,7 +156,7 @@ def as_interval(relation: Relation) -> Node | None:
     low, high = sides[0], sides[2]
     first, second = signs
     if first in (">", ">=") and second in (">", ">="):
-        low, high, first, second = high, low, _FLIP[second], _FLIP[first]
+        low, high, first, second = high, low, FLIP[second], FLIP[first]
     if first not in ("<", "<=") or second not in ("<", "<="):
         return None
     return Listed((low, high), "[" if first == "<=" else "(", "]" if second == "<=" else ")")
@@ -196,7 +195,7 @@ def same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
         return _same_equation(gold, answer, context)
     for sides, signs in (
         (answer.sides, answer.signs),
-        (answer.sides[::-1], tuple(_FLIP[s] for s in answer.signs[::-1])),
+        (answer.sides[::-1], tuple(FLIP[s] for s in answer.signs[::-1])),
     ):
         if gold.signs == signs and all(context.same(g, a) for g, a in zip(gold.sides, sides, strict=True)):
             return True
@@ -267,7 +266,7 @@ def _difference(relation: Relation) -> Tree | None:
 def _proportional(gold: Relation, answer: Relation, context: Context) -> bool:
     """a = b and c = d are the same if a - b is a constant multiple of c - d; for an inequality, a positive multiple."""
     sign = answer.signs[0]
-    if gold.signs[0] != sign and gold.signs[0] != _FLIP[sign]:
+    if gold.signs[0] != sign and gold.signs[0] != FLIP[sign]:
         return False
     left, right = _difference(gold), _difference(answer)
     if left is None or right is None:
