@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
 from lemma.grading.choice import read_choice, said_of_it, several, yes_or_no
+from lemma.grading.evaluate import fraction_of
+from lemma.grading.expression import Unreadable, read
 from lemma.grading.extract import Extraction, boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
@@ -54,12 +55,10 @@ def gold_answer(gold: str) -> str:
 def malformed(gold: str) -> bool:
     """Whether a gold that is there says nothing: braces that do not match, or neither letter, digit nor sign."""
     wanted = gold_answer(gold)
-    depth = 0
-    for brace in _BRACE.findall(wanted):
-        depth += 1 if brace == "{" else -1 if brace == "}" else 0
-        if depth < 0:
-            return True
-    return depth != 0 or (bool(wanted) and not _SAYS.search(wanted))
+    braces = "".join(brace for brace in _BRACE.findall(wanted) if brace in "{}")
+    while "{}" in braces:
+        braces = braces.replace("{}", "")
+    return bool(braces) or (bool(wanted) and not _SAYS.search(wanted))
 
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -149,29 +148,17 @@ def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
 # The most that tags around an answer add to it.
 TAGS_LENGTH = 64
 _ANY_TAG = re.compile(r"</?[A-Za-z_]{1,30}>")
-_NUMBER = re.compile(
-    r"\$?\s*(?:(?P<sign>-?)\\[dt]?frac\{(?P<top>-?\d{1,18})\}\{(?P<bottom>\d{1,18})\}"
-    r"|(?P<plain>-?\d{1,18}(?:\.\d{1,18})?)(?:/(?P<under>\d{1,18}))?)\s*\$?"
-).fullmatch
 
 
-def plain_number(text: str) -> tuple[int, int] | None:
-    """The value of a whole number, decimal or fraction, as a pair in lowest terms; None for any other text."""
-    match = _NUMBER(text)
-    if match is None:
+def _fraction(text: str) -> Fraction | None:
+    """The value of a whole number, decimal or fraction; None for any other text."""
+    try:
+        return fraction_of(read(tokenise(text.strip("$ ")))) if len(text) < _MOST_PLAIN else None
+    except (Unreadable, LimitExceeded):
         return None
-    plain = match["plain"]
-    if plain is None:
-        top, bottom = int(match["top"]), int(match["bottom"])
-        top = -top if match["sign"] else top
-    else:
-        whole, _, places = plain.partition(".")
-        top, bottom = int(whole + places), 10 ** len(places)
-        bottom *= int(match["under"] or 1)
-    if bottom == 0:
-        return None
-    shared = gcd(top, bottom)
-    return top // shared, bottom // shared
+
+
+_MOST_PLAIN = 60
 
 
 def _shown(answer: str) -> str:
@@ -193,10 +180,9 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
         return "right", "exact"
     if len(answer) > MAX_ANSWER + 1000:
         return "wrong", "limit"
-    left = plain_number(wanted)
-    right = plain_number(answer) if left is not None else None
+    left, right = _fraction(wanted), _fraction(answer)
     if left is not None and right is not None and not rules.tolerant:
-        equal = left == right or (rules.rounded and stands_for(Fraction(*left), Fraction(*right)))
+        equal = left == right or (rules.rounded and stands_for(left, right))
         return "right" if equal else "wrong", "number"
     wanted, answer_text = normalise(wanted), normalise(answer)
     if not wanted:
