@@ -59,10 +59,6 @@ _AND_A_HALF = re.compile(
 _OVERLINED = re.compile("(?:[0-9][\u0304\u0305])+")
 
 
-def _overlined(digits: re.Match[str]) -> str:
-    return "\\overline{" + digits[0][::2] + "}"
-
-
 class Extraction(NamedTuple):
     """The answer as written, and which rule found it. `answer` is None if there is none."""
 
@@ -77,7 +73,7 @@ def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
     """The final answer of a completion, or the whole text if it is a bare answer."""
     text = visible(repair_escapes(text[-MAX_COMPLETION:]), rules).strip()
     if not text.isascii():
-        text = _OVERLINED.sub(_overlined, text.translate(_DIGITS))
+        text = _OVERLINED.sub(lambda m: "\\overline{" + m[0][::2] + "}", text.translate(_DIGITS))
     if any(half in text for half in (" half", " medi", " demi", " mezz", " mei")):
         text = _AND_A_HALF.sub(r"\1.5\2", text)
     if "</su" in text:

@@ -72,7 +72,7 @@ def read_and_compare(prediction: str, gold: str, rules: Rules, start: float) -> 
     if malformed(gold):
         return Verdict("unknown", "gold_unreadable", None, perf_counter() - start)
     exact, is_tagged = gold.strip(), "<" in prediction and len(prediction) <= len(gold) + TAGS_LENGTH
-    if prediction.strip() == exact or (is_tagged and _untagged(prediction, rules) == exact):
+    if prediction.strip() == exact or (is_tagged and _ANY_TAG.sub("", visible(prediction, rules)).strip() == exact):
         return Verdict("right", "exact", _shown(exact), perf_counter() - start)
     if _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
@@ -124,10 +124,6 @@ def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -
 
 
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")
-
-
-def _untagged(prediction: str, rules: Rules) -> str:
-    return _ANY_TAG.sub("", visible(prediction, rules)).strip()
 
 
 def _open_box(prediction: str) -> bool:

@@ -137,11 +137,11 @@ def _relation(relation: Relation) -> Pieces:
     for place, sign in enumerate(relation.signs):
         left, right = relation.sides[place], relation.sides[place + 1]
         if is_variable(right):
-            left, right, sign = right, left, FLIP[sign]
+            left, right, sign = right, left, FLIP.get(sign, sign)
         if sign in _SOLVED and not (is_variable(left) and _is_constant(right)):
             met = _meet(met, _solved(left, sign, right))
             continue
-        if not is_variable(left) or sign == "~":
+        if not is_variable(left) or sign not in ("=", *_SOLVED):
             raise NotASet
         bound, infinity = _number(right), evaluate._context().inf
         if sign == "=":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -18,6 +19,8 @@ from lemma.grading.single import Context, is_text
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, text_of
 from lemma.grading.tokens import Token
 
+_ARROW = re.compile(r"\\(?:to|rightarrow)(?![A-Za-z])")
+_SYMMETRIC = frozenset({"perp", "parallel", "cong", "iff"})
 _UNKNOWNS = frozenset("xyz")
 
 
@@ -138,11 +141,14 @@ def _is_solved(relation: Relation) -> bool:
 
 
 def _is_inequality(relation: Relation) -> bool:
-    return not set(relation.signs) & {"=", "~"}
+    return set(relation.signs) <= {"<", ">", "<=", ">=", "!="}
 
 
 def same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
-    """Whether two equations, or two inequalities, say the same."""
+    """Whether two equations, or two inequalities, say the same. Implications and the like keep their sides in order."""
+    if set(gold.signs) - FLIP.keys() or set(answer.signs) - FLIP.keys() or _ARROW.search(context.gold):
+        orders = (answer.sides, answer.sides[::-1]) if gold.signs[0] in _SYMMETRIC else (answer.sides,)
+        return gold.signs == answer.signs and any(all(map(context.same, gold.sides, sides)) for sides in orders)
     if _is_inequality(gold) and _is_solved(answer) and letter_of(gold.sides) == letter_of(answer.sides) != "":
         with suppress(NotASet):
             return same_set(gold, answer)

@@ -27,6 +27,10 @@ _TIME = re.compile(
 )
 
 
+# Letters in brackets and between bars: P(A|B), a|b.
+_OF_NAMES = re.compile(r"[A-Za-z(),|<> ]+")
+
+
 class Undecided(Exception):
     """The exact path cannot say; sympy may."""
 
@@ -93,6 +97,7 @@ def unread_leaves(node: Node) -> tuple[str, ...]:
         return tuple(text for part in parts(node) for text in unread_leaves(part))
     text = spelling(node.tokens)
     special = _TIME.match(text) or _BASE.match(text.replace(" ", "")) or (":" in text and _ratio(text) is not None)
+    special = special or _OF_NAMES.fullmatch(text)
     return () if is_text(node.tokens) or special or _tree(node.tokens, False) is not None else (text,)
 
 

@@ -19,7 +19,8 @@ RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!="})
 _SEPARATORS = frozenset({",", ";"})
 _JOINING = frozenset({"and", "or"})
 _HEDGES = name_set("approximately about approx around exactly roughly thus so hence only")
-_ARROWS = frozenset({"approx", "equiv", "to", "rightarrow"})
+_NAMED = name_set("subset subseteq perp parallel cong iff implies Rightarrow")
+_ARROWS = frozenset({"approx", "equiv", "to", "rightarrow", "supset", "supseteq"}) | _NAMED
 _TAILS = ("for", "where", "with", "if", "when")
 
 
@@ -260,10 +261,12 @@ def _relation(tokens: Tokens, depth: int) -> Node | None:
         says_value = places[0] == 0 and (tokens[0].kind == "=" or tokens[0].kind not in RELATIONS)
         kept = tokens[1:] if says_value else ()
         return shape(kept, depth + 1) if kept else None
-    signs = tuple(
-        tokens[p].kind if tokens[p].kind in RELATIONS else "~" if tokens[p].value == "approx" else "=" for p in places
-    )
-    return Relation(tuple(shape(piece, depth + 1) for piece in pieces), signs)
+    signs = tuple(tokens[p].kind if tokens[p].kind in RELATIONS else tokens[p].value for p in places)
+    signs = tuple("~" if s == "approx" else "=" if s in ("equiv", "to", "rightarrow") else s for s in signs)
+    sides = tuple(shape(piece, depth + 1) for piece in pieces)
+    if signs[0].startswith("sup"):
+        return Relation(sides[::-1], tuple(sign.replace("sup", "sub") for sign in signs[::-1]))
+    return Relation(sides, signs)
 
 
 def _matrix(tokens: Tokens, depth: int) -> Node | None:

@@ -94,7 +94,7 @@ def equal(gold: str, answer: str) -> bool:
         raise GoldLimit from error
     except (Refused, _Unparsed):
         return False
-    if _APART.search(answer):
+    if _APART.search(answer) or _CROSS.search(gold):
         return False
     try:
         right = _parse(answer)
@@ -108,6 +108,8 @@ def equal(gold: str, answer: str) -> bool:
         raise LimitExceeded("comparison") from error
 
 
+# A cross product is no product: the parser would let its factors change places.
+_CROSS = re.compile(r"\\(?:vec|mathbf|overrightarrow)\s*\{[^{}]*\}\s*\\times(?![A-Za-z])")
 _APART = re.compile(r"(?<![\d^_])\d+\s+\d")
 
 

@@ -321,6 +321,11 @@ NOTATIONS: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("y=3x+2", ["f(x)=3x+2"], ["f(x)=3x-2"]),
         ("odd", ["2n+1"], ["1+2i"]),
         ("25 cents", [r"25\text{ cents}"], [r"25\%"]),
+        (r"A\subset B", [r"B\supset A"], [r"B\subset A", r"A\supset B"]),
+        (r"AB\perp CD", [r"CD\perp AB"], [r"AB\parallel CD"]),
+        (r"p\to q", [], [r"q\to p"]),
+        ("P(A|B)", [r"P(A\mid B)"], ["P(B|A)"]),
+        (r"\vec{a}\times\vec{b}", [], [r"\vec{b}\times\vec{a}"]),
     ],
 }
 UNREADABLE = [
