@@ -96,9 +96,9 @@ def unread_leaves(node: Node) -> tuple[str, ...]:
     if not isinstance(node, Leaf):
         return tuple(text for part in parts(node) for text in unread_leaves(part))
     text = spelling(node.tokens)
-    special = _TIME.match(text) or _BASE.match(text.replace(" ", "")) or (":" in text and _ratio(text) is not None)
-    special = special or _OF_NAMES.fullmatch(text)
-    return () if is_text(node.tokens) or special or _tree(node.tokens, False) is not None else (text,)
+    special = _TIME.match(text) or _BASE.match(text.replace(" ", "")) or _OF_NAMES.fullmatch(text)
+    known = is_text(node.tokens) or special or (":" in text and _ratio(text) is not None)
+    return () if known or _tree(node.tokens, False) is not None else (text,)
 
 
 def _tree(tokens: Tokens, gold: bool) -> Tree | None:
