@@ -263,6 +263,7 @@ def normalise(text: str) -> str:
     if text.isdigit() or (text.isalpha() and not _INFINITY.fullmatch(text)):
         return text
     text = _unescape(text)
+    text = text.replace("{:}", ":")
     if "," in text:
         text = _COMMA_BRACE.sub(",", text)
     if "'" in text:

@@ -181,7 +181,7 @@ def unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
         else:
             break
         end -= 1
-    return end, parts
+    return (end, parts) if not parts or parts[0][0] != "^" else (len(tokens), [])
 
 
 def _words_in_brackets(tokens: Tokens) -> list[str]:
