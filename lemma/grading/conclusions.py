@@ -286,8 +286,6 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     token = tokens[place]
     if token.is_value:
         return read_object(tokens, place, text)
-    if token.kind != "word":
-        return None
     before = next((t for t in reversed(tokens[:place]) if t.kind != "mark" and t.text not in ":：" and _leads(t)), None)
     chosen = before is not None and "chooses" in before.parts
     leads = token.bold or (before is not None and bool(before.parts & {"be", "has", "chooses"}))

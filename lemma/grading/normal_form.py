@@ -94,7 +94,6 @@ _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
 _MONEY = re.compile(
     r"(?:\\text\s*\{\s*)?\\(?:pounds|euro)(?:\{\})?(?:\s*\})?(?![A-Za-z])|(?:(?<![A-Za-z])(?:US|CA|AU))?\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])"
 )
-_BARE_MONEY = re.compile(r"\$(?=\s*-?\.?\d)")
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*(.+?)\*\*(?![\w(])")
 _STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\\-])")
@@ -166,7 +165,6 @@ def repair_escapes(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    text = repair_escapes(text)
     if "\\\\" in text:
         if "\\\\begin" in text:
             text = text.replace("\\\\", "\\")
@@ -273,8 +271,6 @@ def normalise(text: str) -> str:
         text = _SIZES.sub("", text)
     text = _LED.sub("", usual(text))
     text = _MONEY.sub("", text)
-    if text.count("$") % 2:
-        text = _BARE_MONEY.sub("", text, count=1)
     text = _DELIMITERS.sub(" ", text)
     if "**" in text:
         text = _STARS.sub("^", _BOLD.sub(r"\1", text))
