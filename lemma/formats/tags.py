@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from lemma.grading.extract import closing_brace, extract
+from lemma.grading.extract import extract
+from lemma.grading.normal_form import closing_brace
 from lemma.grading.rules import Rules
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def read_choice(text: str) -> LetterChoice | None:
 
 _WORDS = (
     "yes|true|correct|oui|vrai|ja|wahr|richtig|sí|verdadero|sì|vero|sim|да|верно|是|是的|对|正确|はい|예|네|نعم|हाँ|हां",
-    "no|false|incorrect|non|faux|nein|falsch|falso|não|нет|неверно|否|不是|不|错误|いいえ|아니요|아니오|لا|नहीं",
+    "no|false|incorrect|non|faux|nein|falsch|falso|não|нет|неверно|否|不是|不正确|不对|不|错误|いいえ|아니요|아니오|لا|नहीं",
 )
 _SAID = re.compile(
     rf"(?:so|thus|hence|therefore)?\W*(?:(?P<yes>{_WORDS[0]})|(?P<no>{_WORDS[1]}))(?=\W*$|\**\s*[,.!;:،，。！—–-]|\s+(?:because|since|as)\b)",

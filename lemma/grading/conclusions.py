@@ -28,11 +28,11 @@ from lemma.grading.spelt import spelt_number
 from lemma.grading.tokens import name_set
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
-_PARTICIPLES = name_set("leaving making giving")
+_PARTICIPLES = name_set("leaving making giving spending earning yielding totaling totalling")
 _COMPARED = COMPARISONS | name_set("% of per percent than older younger")
 
 
-CIRCUMSTANCE, PLAIN, AFTER_VERB, _BOLD = range(4)
+CIRCUMSTANCE, PLAIN, AFTER_VERB, _MARKED, _BOLD = range(5)
 
 
 @dataclass
@@ -60,9 +60,10 @@ class Clause:
 def conclude(tokens: list[Lexeme], text: str, least: int = CIRCUMSTANCE) -> Stated | None:
     """What one sentence concludes, or None; nothing that is less good a result than `least`."""
     clauses = _clauses(tokens, text)
-    bold = [c for c in clauses if c.kind not in ("sub", "leading") and c.best(_BOLD)]
+    bold = [c for c in clauses if c.kind not in ("sub", "leading") and c.best(_MARKED)]
     if bold:
-        return bold[-1].best(_BOLD)
+        bold = [c for c in bold if c.kind != "comma"] or bold
+        return bold[-1].best(_MARKED)
     results = [n for n, c in enumerate(clauses) if c.kind == "so" and c.values and any(p.values for p in clauses[:n])]
     found = _best(clauses[results[-1] :], (AFTER_VERB, PLAIN)) if results else None
     if results and found is None and clauses[results[-1]].word in _PARTICIPLES:
@@ -164,6 +165,9 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         clauses.append(Clause("main", verb=True))
         return
     clauses[-1].denies |= "no" in parts
+    if low == "which" and clauses[-1].word == "not":
+        clauses.append(Clause("main"))
+        return
     if low == "that is" and before is not None and before.kind != "punct":
         clauses.append(Clause("sub", low))
         return
@@ -217,6 +221,8 @@ def _is_predicate(clauses: list[Clause], tokens: list[Lexeme], place: int) -> bo
     within = clauses[-1].kind == "sub" and not clauses[-1].reason
     if not within or not tokens[place].parts & {"be", "has"}:
         return False
+    if clauses[-1].word.endswith(" which") and not clauses[-1].verb:
+        return False
     if any(c.verb for c in clauses if c.kind != "sub") and "joins" not in tokens[place - 1].parts:
         return False
     after, negated = skip_light(tokens, place + 1, False)
@@ -241,7 +247,7 @@ def _continues(clause: Clause, parts: frozenset[str], low: str, before: Lexeme |
     if before is None or before.kind != "word":
         return False
     return ("at" in before.parts and low in _PARTICIPLES) or (
-        clause.kind == "sub" and "light" in parts and not low.isascii()
+        clause.kind == "sub" and (low == "in all" or ("light" in parts and not low.isascii()))
     )
 
 
@@ -268,7 +274,7 @@ def _results(before: Clause, tokens: list[Lexeme], place: int) -> bool:
     values = [t for t in rest if t.is_value]
     plain = len(values) == 1 and re.fullmatch(r"\\?[$€£]?\s?[\d.,]+", values[0].text) is not None
     compared = any(t.text.lower() in _COMPARED for t in rest)
-    stated = any(rank == _BOLD for rank, _ in before.values) or (
+    stated = any(rank >= _MARKED for rank, _ in before.values) or (
         len(before.values) == 1 and before.values[0][0] == AFTER_VERB
     )
     verb = tokens[place].text.lower() == "that is" or (bool(rest) and bool(rest[0].parts & {"be", "has"}))
@@ -280,8 +286,6 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     token = tokens[place]
     if token.is_value:
         return read_object(tokens, place, text)
-    if token.kind != "word":
-        return None
     before = next((t for t in reversed(tokens[:place]) if t.kind != "mark" and t.text not in ":：" and _leads(t)), None)
     chosen = before is not None and "chooses" in before.parts
     leads = token.bold or (before is not None and bool(before.parts & {"be", "has", "chooses"}))
@@ -291,7 +295,11 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
             return Stated(token.text, place + 1, "choice") if said else None
         if chosen:
             return read_object(tokens, place, text)
-        if not leads and (before is None or "so" in before.parts) and ends_member(tokens, place + 1):
+        if (
+            not leads
+            and (before is None or "so" in before.parts or before.text.lower() == "but")
+            and ends_member(tokens, place + 1)
+        ):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
     counted = place > 0 and tokens[place - 1].text.lower() in ("only", "exactly", "just")
@@ -317,7 +325,7 @@ def said_correct(tokens: list[Lexeme], place: int) -> bool | None:
         if "correct" in token.parts or (verb is not None and "answer" in token.parts):
             return not negated
         negated = negated or "no" in token.parts
-        if verb is None and "be" in token.parts:
+        if verb is None and ("be" in token.parts or token.text.lower() in ("seems", "looks", "appears")):
             verb = token
         elif verb is None or token.kind != "word" or not token.parts & {"light", "no"}:
             return None
@@ -332,8 +340,14 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     if token.kind == "math" and _NAME.fullmatch(token.text):
         return CIRCUMSTANCE
     chosen = (token.kind == "choice" or LETTER.fullmatch(token.text)) and said_correct(tokens, place)
-    if (token.bold and bold) or chosen:
+    if chosen:
         return _BOLD
+    led = _rank_after(tokens, place)
+    return led if not (token.bold and bold) else _MARKED if led == CIRCUMSTANCE else _BOLD
+
+
+def _rank_after(tokens: list[Lexeme], place: int) -> int:
+    """How good a result a value is by what stands before it."""
     before = place - 1
     while before >= 0 and (
         tokens[before].kind == "mark"
@@ -347,7 +361,7 @@ def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     if before < 0:
         return PLAIN
     leader = tokens[before]
-    if leader.kind == "punct" and leader.text in "=":
+    if leader.kind == "punct" and leader.text in "=:":
         return AFTER_VERB
     if leader.parts & {"be", "has"} and not leader.parts & {"at"}:
         return AFTER_VERB

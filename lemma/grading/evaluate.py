@@ -156,8 +156,6 @@ class _Exact:
                 raise NotRational
             k = int(min(bottom, top - bottom))
             return self.product(self.whole(top) - k + 1, self.whole(top)) / self.product(1, k)
-        if name == "root":
-            return self.root(self.value(tree[1]), self.value(tree[2]))
         if name in ("min", "max", "gcd", "lcm"):
             return self.extreme(name, [self.value(part) for part in tree[1:]])
         if name == "call":
@@ -191,10 +189,8 @@ class _Exact:
         return value
 
     def power(self, base: Fraction, exponent: Fraction) -> Fraction:
-        if exponent.denominator > 64:
-            raise NotRational
         if exponent.denominator != 1:
-            return self.root(self.power(base, Fraction(exponent.numerator)), Fraction(exponent.denominator))
+            raise NotRational
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(base) != 1 and base and size * abs(exponent) > MAX_BITS:
             raise LimitExceeded("exponent")
@@ -203,30 +199,6 @@ class _Exact:
         if abs(base) == 1:
             return base if exponent % 2 else Fraction(1)
         return base ** int(exponent)
-
-    def root(self, value: Fraction, index: Fraction) -> Fraction:
-        """Only perfect powers of positive fractions have a root here."""
-        if index.denominator != 1 or not 1 <= index <= 64 or value < 0:
-            raise NotRational
-        k = int(index)
-        top, bottom = _whole_root(value.numerator, k), _whole_root(value.denominator, k)
-        if top is None or bottom is None:
-            raise NotRational
-        return Fraction(top, bottom)
-
-
-def _whole_root(value: int, k: int) -> int | None:
-    """The k-th root of a whole number if it is whole."""
-    if value.bit_length() > 4096:
-        return None
-    low, high = 0, 1 << (value.bit_length() // k + 1)
-    while low < high:
-        middle = (low + high) // 2
-        if middle**k < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low**k == value else None
 
 
 def _context() -> Any:

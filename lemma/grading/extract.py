@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from lemma.grading.languages import is_unspaced, nouns_in
-from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
-from lemma.grading.normal_form import repair_escapes
+from lemma.grading.limits import MAX_COMPLETION
+from lemma.grading.normal_form import closing_brace, repair_escapes
 from lemma.grading.notation import without_html
 from lemma.grading.residues import read_residues
 from lemma.grading.rules import DEFAULT, Rules
@@ -34,6 +34,7 @@ _STEP = re.compile(
 )
 _NEAR = 600
 _NEXT_TURN = re.compile(r"\n\W*(?:question|problem|q|user|human|exercise|example|instruction)\b", re.IGNORECASE)
+_QUESTION = re.compile(r"\n\W*(?:question|problem|q|user|human|exercise|instruction)\s*\d*\**\s*:", re.IGNORECASE)
 _VALUE = re.compile(r"\d|^[A-J]$|\\")
 _CLASS_WORDS = re.compile(r"\b(?:congruent|modulo|mod|remainder|multiples?|divisible|form)\b")
 _WORD = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
@@ -58,10 +59,6 @@ _AND_A_HALF = re.compile(
 _OVERLINED = re.compile("(?:[0-9][\u0304\u0305])+")
 
 
-def _overlined(digits: re.Match[str]) -> str:
-    return "\\overline{" + digits[0][::2] + "}"
-
-
 class Extraction(NamedTuple):
     """The answer as written, and which rule found it. `answer` is None if there is none."""
 
@@ -76,13 +73,14 @@ def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
     """The final answer of a completion, or the whole text if it is a bare answer."""
     text = visible(repair_escapes(text[-MAX_COMPLETION:]), rules).strip()
     if not text.isascii():
-        text = _OVERLINED.sub(_overlined, text.translate(_DIGITS))
+        text = _OVERLINED.sub(lambda m: "\\overline{" + m[0][::2] + "}", text.translate(_DIGITS))
     if any(half in text for half in (" half", " medi", " demi", " mezz", " mei")):
         text = _AND_A_HALF.sub(r"\1.5\2", text)
     if "</su" in text:
         text = without_html(text)
     if not text:
         return NOTHING
+    text = _before_next_question(text)
     prose = _CODE.sub(" ", text) if "```" in text else text
     for method in rules.order:
         if method == "tag":
@@ -98,6 +96,15 @@ def extract(text: str, rules: Rules = DEFAULT) -> Extraction:
         if extraction is not None:
             return extraction
     return Extraction(text.strip(), "bare") if is_bare(text) else NOTHING
+
+
+def _before_next_question(text: str) -> str:
+    """The text up to where a model that has answered goes on with a question of its own."""
+    for turn in _QUESTION.finditer(text):
+        said = text[: turn.start()]
+        if boxed(said) or "####" in said or stated(said[-8_000:]):
+            return said
+    return text
 
 
 def visible(text: str, rules: Rules) -> str:
@@ -117,25 +124,6 @@ def visible(text: str, rules: Rules) -> str:
         if opened:
             return text[: opened.start()]
     return text
-
-
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
-
-
-def closing_brace(text: str, opening: int) -> int:
-    """Position of the brace that closes the one at `opening`; -1 if none does within the maximum length of a box.
-
-    Escaped braces do not count.
-    """
-    depth = 0
-    for mark in _BRACES.finditer(text, opening, opening + MAX_BOX):
-        if mark[0] == "{":
-            depth += 1
-        elif mark[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return mark.start()
-    return -1
 
 
 def boxed(text: str) -> Extraction | None:
@@ -313,7 +301,7 @@ _OTHERWISE = (
     r"|take\s+(?:that|it|this)\s+back|scratch\s+that|never\s*mind|on\s+second\s+thoughts?|correction\b"
 )
 _CUE = re.compile(
-    r"\b(?:wait\b|actually\b|oops\b|sorry\b|hmm\b|no(?=[,.!:;]|\s+wait)|but\s+(?:the|my|our)\s+(?:\w+\s+)?answer\b"
+    r"\b(?:wait\b|actually\b|oops\b|however\b|sorry\b|hmm\b|no(?=[,.!:;]|\s+wait)|but\s+(?:the|my|our)\s+(?:\w+\s+)?answer\b"
     rf"|(?:is|was|seems|looks|were|are)\s+{_NOT_RIGHT}|{_OTHERWISE})|'s\s+{_NOT_RIGHT}",
     re.IGNORECASE,
 )

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
 from lemma.grading.choice import read_choice, said_of_it, several, yes_or_no
+from lemma.grading.evaluate import fraction_of
+from lemma.grading.expression import Unreadable, read
 from lemma.grading.extract import Extraction, boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
@@ -21,6 +22,7 @@ from lemma.grading.residues import holds, read_residues, same_residues, without_
 from lemma.grading.rules import Rules
 from lemma.grading.shapes import same
 from lemma.grading.single import Context, GoldLimit, Undecided, same_words, unread_leaves
+from lemma.grading.spelt import spelt_number
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
 from lemma.grading.verdict import Kind, Verdict
@@ -53,12 +55,10 @@ def gold_answer(gold: str) -> str:
 def malformed(gold: str) -> bool:
     """Whether a gold that is there says nothing: braces that do not match, or neither letter, digit nor sign."""
     wanted = gold_answer(gold)
-    depth = 0
-    for brace in _BRACE.findall(wanted):
-        depth += 1 if brace == "{" else -1 if brace == "}" else 0
-        if depth < 0:
-            return True
-    return depth != 0 or (bool(wanted) and not _SAYS.search(wanted))
+    braces = "".join(brace for brace in _BRACE.findall(wanted) if brace in "{}")
+    while "{}" in braces:
+        braces = braces.replace("{}", "")
+    return bool(braces) or (bool(wanted) and not _SAYS.search(wanted))
 
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -72,7 +72,7 @@ def read_and_compare(prediction: str, gold: str, rules: Rules, start: float) -> 
     if malformed(gold):
         return Verdict("unknown", "gold_unreadable", None, perf_counter() - start)
     exact, is_tagged = gold.strip(), "<" in prediction and len(prediction) <= len(gold) + TAGS_LENGTH
-    if prediction.strip() == exact or (is_tagged and _untagged(prediction, rules) == exact):
+    if prediction.strip() == exact or (is_tagged and _ANY_TAG.sub("", visible(prediction, rules)).strip() == exact):
         return Verdict("right", "exact", _shown(exact), perf_counter() - start)
     if _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
@@ -103,8 +103,8 @@ def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules)
     return None if given is None else given == wanted
 
 
-_WORDS = re.compile(r"(?:(?:\d{1,3}[^\W\d_]{2,}|[^\W\d_]{3,})[ '-]?){1,4}")
-_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called|it|series|sequence|integral)\b(?:\s+(?:an?|the))?)"
+_WORDS = re.compile(r"(?:(?:\d{1,3}[^\W\d_]{2,}|[^\W\d_]{3,}|(?<=[a-z] )\d{1,4})[ '-]?){1,4}")
+_LEADS_TO = r"(?:^|\b(?:is|are|was|were|be|becomes|called|on|it|series|sequence|integral)\b(?:\s+(?:an?|the))?)"
 
 
 def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -> bool:
@@ -126,10 +126,6 @@ def _ends_in(prediction: str, gold: str, extraction: Extraction, rules: Rules) -
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}")
 
 
-def _untagged(prediction: str, rules: Rules) -> str:
-    return _ANY_TAG.sub("", visible(prediction, rules)).strip()
-
-
 def _open_box(prediction: str) -> bool:
     """Whether the last box has more in it than a box may hold."""
     place = prediction.rfind("\\boxed{")
@@ -148,29 +144,17 @@ def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
 # The most that tags around an answer add to it.
 TAGS_LENGTH = 64
 _ANY_TAG = re.compile(r"</?[A-Za-z_]{1,30}>")
-_NUMBER = re.compile(
-    r"\$?\s*(?:(?P<sign>-?)\\[dt]?frac\{(?P<top>-?\d{1,18})\}\{(?P<bottom>\d{1,18})\}"
-    r"|(?P<plain>-?\d{1,18}(?:\.\d{1,18})?)(?:/(?P<under>\d{1,18}))?)\s*\$?"
-).fullmatch
 
 
-def plain_number(text: str) -> tuple[int, int] | None:
-    """The value of a whole number, decimal or fraction, as a pair in lowest terms; None for any other text."""
-    match = _NUMBER(text)
-    if match is None:
+def _fraction(text: str) -> Fraction | None:
+    """The value of a whole number, decimal or fraction; None for any other text."""
+    try:
+        return fraction_of(read(tokenise(text.strip("$ ")))) if len(text) < _MOST_PLAIN else None
+    except (Unreadable, LimitExceeded):
         return None
-    plain = match["plain"]
-    if plain is None:
-        top, bottom = int(match["top"]), int(match["bottom"])
-        top = -top if match["sign"] else top
-    else:
-        whole, _, places = plain.partition(".")
-        top, bottom = int(whole + places), 10 ** len(places)
-        bottom *= int(match["under"] or 1)
-    if bottom == 0:
-        return None
-    shared = gcd(top, bottom)
-    return top // shared, bottom // shared
+
+
+_MOST_PLAIN = 60
 
 
 def _shown(answer: str) -> str:
@@ -192,10 +176,9 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
         return "right", "exact"
     if len(answer) > MAX_ANSWER + 1000:
         return "wrong", "limit"
-    left = plain_number(wanted)
-    right = plain_number(answer) if left is not None else None
+    left, right = _fraction(wanted), _fraction(answer)
     if left is not None and right is not None and not rules.tolerant:
-        equal = left == right or (rules.rounded and stands_for(Fraction(*left), Fraction(*right)))
+        equal = left == right or (rules.rounded and stands_for(left, right))
         return "right" if equal else "wrong", "number"
     wanted, answer_text = normalise(wanted), normalise(answer)
     if not wanted:
@@ -318,6 +301,8 @@ _LISTED = re.compile(r",(?! )")
 
 def _readings(text: str) -> list[str]:
     """1,234 is a number or a list; 0,5 is a list or a decimal; all other texts have one interpretation."""
+    if " and " in text and (spelt := spelt_number(text)) is not None:
+        return [str(spelt)]
     if "," not in text:
         return [text]
     if ambiguous(text):

@@ -65,7 +65,8 @@ ENGLISH = Wording(
     "no more and no less than|believe|think|guess|say|would|must|should|following|interval|set|pair|point|"
     "maybe|perhaps|i'd|i'd say|expression|polynomial|formula|equation|percentage|amount|"
     "neither more nor less than|answer|matrix",
-    ends="because|since|as|which|where|who|whose|while|whereas|when|if|though|although|even though|but|given|"
+    ends="because|since|as|which|for which|at which|in which|where|who|whose|while|whereas|when|if|though|although|"
+    "even though|but|given|"
     "given that|provided|provided that|assuming|considering|seeing that|after|before|until|unless|once|due to|"
     "owing to|thanks to|making|meaning|giving|leaving|showing|obtained|found|attained|reached|achieved|"
     "based on|according to|by|for|from|with|using|i.e|e.g|i.e.|e.g.|that is|namely|rather than|instead of|not|"
@@ -76,10 +77,12 @@ ENGLISH = Wording(
     so="so|thus|hence|therefore|consequently|accordingly|finally|altogether|in total|in all|then|overall|"
     "in conclusion|to conclude|ultimately|in summary|together|and so|and hence|and thus|and therefore|"
     "this means|this gives|that means|as a result|we conclude|it follows|which means|this leaves|conclusion|"
-    "which gives|which leaves|which makes|giving|making|leaving|for a total of|in short|in brief|all in all",
+    "which gives|which leaves|which makes|giving|making|leaving|spending|earning|yielding|totaling|totalling|"
+    "for a total of|in short|in brief|all in all",
     no="not|isn't|aren't|wasn't|never|cannot|can't|neither|couldn't|won't|isnt|shouldn't|wouldn't|can not|hardly|"
     "anything but|differs from|different from",
-    at="in|of|for|from|per|by|with|at|on|after|before|within|over|under|below|above|between|among|than|each|every|during|"
+    at="in|of|for|from|per|by|with|at|on|after|before|within|over|under|below|above|between|among|than|each|every|"
+    "during|"
     "out of|to|into|times|through|across|until|as|using|another|without|against|via|since|beside|besides|"
     "except|near|nearly",
     joins="and|or|&|and also",
@@ -91,7 +94,8 @@ ENGLISH = Wording(
     "find|guess|what|which|how|why|express|give|write|put|enter|provide|round|report|verify|doubt|until|"
     "before|had|say|thought|believed|guessed|assumed|expected|claimed|"
     "don't think|do not think|don't believe|nobody|no one|wrong to say|no way|by no means",
-    chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
+    chooses="left with|going with|going for|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|"
+    "picking",
     correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
     "why|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
@@ -102,7 +106,8 @@ ENGLISH = Wording(
     "grade|number|q|line|row|column|section|stage|round|level|room|class|group|version|theorem|lemma",
     has="has|have|had|gets|get|got|needs|need|costs|cost|gives|makes|make|contains|holds|pays|pay|earns|owes|keeps|"
     "totals|takes|receives|spends|spent|saves|saved|weighs|lasts|yields|obtain|sold|exist|exists|measures|"
-    "scores|wins|produces|requires|travels|find|finds|conclude|remain|reaches|buys|bought|leaves|earned|paid|made|collected|raised|charged",
+    "scores|wins|produces|requires|travels|find|finds|conclude|remain|reaches|buys|bought|leaves|earned|paid|made|"
+    "collected|raised|charged",
 )  # fmt: skip
 
 CHINESE = Wording(
@@ -125,13 +130,13 @@ CHINESE = Wording(
 JAPANESE = Wording(
     answer="答え|答えは|正解|正解は|解答|最終的な答え|こたえ|解答は",
     be="は|が|です|である|になる|となる",
-    light="約|ちょうど",
+    light="約|ちょうど|求める",
     ends="です|である|だ|なぜなら|なので|ので|から|ではなく|となる|になります|になる|となります|つまり|すなわち|でした",
     so="したがって|よって|だから|ゆえに|つまり|従って|以上より|以上から|すると",
     no="ではなく|でない|じゃなく|でなく",
     at="毎|第",
     joins="と|または|や|か",
-    asks="求め|いくつ",
+    asks="求めよ|求めなさい|求めてください|いくつ",
     supposes="もし",
     correct="正しい|正解",
     aside="なぜなら|理由|検算|注意|ここで",
@@ -269,10 +274,11 @@ SPANISH = Wording(
     "ya que",
     numbered="paso|caso|passo|pregunta|parte|problema|etapa|domanda|pergunta",
     has="quedan|queda|tiene|tienen|cuesta|hay|restano|resta|ha|hanno|costa|tem|têm|restam|há|necesita|paga|"
-    "obtenemos|ci sono",
+    "obtenemos|ci sono|sobram|sobraram",
 )  # fmt: skip
 OTHERS = Wording(
-    answer="đáp án|đáp số|câu trả lời|cevap|yanıt|sonuç|odpowiedź|odpověď|jibu|jawaban|jawapan|antwoord|svar|"
+    answer="đáp án|đáp số|câu trả lời|cevap|yanıt|sonuç|odpowiedź|odpověď|jibu|jawaban|jawabannya|jawapan|antwoord|"
+    "svar|"
     "svaret|vastaus|απάντηση|η απάντηση|válasz|a válasz|răspuns|răspunsul|תשובה|התשובה|คำตอบ|คำตอบคือ|উত্তর|"
     "பதில்|விடை|జవాబు|సమాధానం|eindantwoord|eredmény",
     be="là|bằng|is|jest|wynosi|ni|adalah|ialah|är|er|on|είναι|este|הוא|היא|คือ|to|je|az|é",
@@ -283,6 +289,8 @@ OTHERS = Wording(
     so="vậy|do đó|dus|więc|zatem|alltså|jadi|maka|altså|tehát|deci|siis|sonuç olarak|dolayısıyla|tedy|לכן|ดังนั้น|"
     "অতএব|άρα|bu nedenle",
     no="không|değil|nie|niet|inte|ikke|bukan|ikkje|nem|nu|לא|ไม่",
+    chooses="chọn|jawabannya",
+    has="zostało|pozostało|còn lại",
     joins="và|hoặc|ve|veya|lub|albo|en|of|och|eller|og|dan|atau|ja|tai|και|ή|és|vagy|și|sau|או|และ|nebo",
 )  # fmt: skip
 

@@ -24,10 +24,11 @@ _LITTLE = (
     "|zu)(?![a-z])"
 )
 _NUMBER = (
-    r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?!\d)|[1-9]\d{0,2}(?:[ \u00a0\u202f]\d{3})+(?![\d.,]?\d)"
+    r"(?:\d{1,2}(?::\d\d)?\s?[ap]\.m\.|[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?!\d)"
+    r"|[1-9]\d{0,2}(?:[ \u00a0\u202f]\d{3})+(?![\d.,]?\d)"
     r"|\d+\s\d+[/⁄]\d+|\d+(?:[.,:/⁄∶]\d+)*|\.\d+)"
 )
-_ALPHA = r"[^\W\d_¹²³⁰-₉½¼¾①-⑳]"
+_ALPHA = r"[^\W\d_¹²³⁰-₉½¼¾①-⑳ℝℤℕℚ]"
 _LETTER = (
     rf"(?:(?<!{_ALPHA})[A-Za-zα-ωΔΦΨΩ](?!{_ALPHA}|['’])"
     rf"|(?<!{_ALPHA})(?!{_LITTLE})[A-Za-z]{{2}}(?=\s?[-−+=^/*]\s?\w{{1,3}}(?!{_ALPHA}))"
@@ -45,12 +46,12 @@ _COMMAND = (
     rf"|(?<=[a-z])(?: (?=[\d(\[])| {_SYMBOL})|)"
 )
 _INSIDE = (
-    rf"(?:[^()\[\]{{}}A-Za-z\\\n]|{_LETTER}|(?:sqrt|pi|ln|log|sin|cos|tan|mod|infinity|infty|inf|oo)(?![A-Za-z])|{_COMMAND}"
+    rf"(?:(?!{_ALPHA})[^()\[\]{{}}\\\n]|{_LETTER}|(?:sqrt|pi|ln|log|sin|cos|tan|mod|infinity|infty|inf|oo)(?![A-Za-z])|{_COMMAND}"
     r"|\([^()A-Za-z\n]{0,40}\)|\{[^{}A-Za-z\n]{0,40}\}|[\^_]\{[^{}\n]{0,60}\})"
 )
 _BRACKET = rf"(?:[(\[]{_INSIDE}{{1,120}}[)\]]|\{{{_INSIDE}{{1,120}}\}}|\|[^|\n]{{1,40}}\|)"
 _AFTER = (
-    r"(?:\s?[%°‰％¢]|!(?=\s?[-+*/=×·÷^,)\]}a-z\d(])|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+|[₀-₉]+"
+    r"(?:\s?[%°‰％¢]|!(?=\s?[-+*/=×·÷^,)\]}a-z\d(.])|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+|[₀-₉]+"
     r"|[\^_](?:\{(?:[^{}]|\{[^{}]*\})*\}|[-+]?(?:\d+(?:\.\d+)?|[A-Za-z])|\([^()\n]{1,60}\)))"
 )
 _ATOM = (
@@ -63,8 +64,8 @@ _OPERATOR = (
 )
 _VALUE = re.compile(rf"(?:[-−–+±∓](?=\S)|[≈~<>≤≥≠]\s?)?{_ATOM}(?:(?:{_OPERATOR}[-−+±]?\s?)?{_ATOM})*")
 _CHOICE = re.compile(
-    rf"[(（]\s?([A-J{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|(?:(?<=option )|(?<=choice ))\(([a-j])\)|"
-    r"(?<=answer is )([a-e])\)(?=\s)|"
+    rf"[(（]\s?([A-JАБВГДЕ{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|(?:(?<=option )|(?<=choice ))\(([a-j])\)|"
+    r"(?<=answer is )([a-e])\)(?=\s)|\b([A-J])['’](?=[dt][ıiuü]r\b)|"
     r"\\text(?:bf|rm)?\{\s*\(?([A-J])\)?[.:]?\s*\}(?:\\[ ,;])?"
 )
 _WORD = re.compile(
@@ -72,6 +73,8 @@ _WORD = re.compile(
     r"\u0900-\u0963\u0966-\u0dff]|-(?=[^\W\d_]))*[²³]?",
     re.IGNORECASE,
 )
+# A clause, rather than a difference: 32 - I checked it.
+_DASHED = re.compile(r"\w\s-\s+[AI]$")
 _IN_BASE = re.compile(r"\s\(?(?:in )?base[ -](?:\d{1,2}|[a-z]{3,8})\)?(?![\w.]\d)")
 _AREA = re.compile(r"(?<=\d)\s?([mskg])([²³])$")
 _TEMPERATURE = re.compile(r"(?<=\d)\s?°\s?[CF]$")
@@ -160,11 +163,15 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
         formula = MATH.match(text, place)
         if formula is not None and not _is_money(formula):
             return "math", next(group for group in formula.groups() if group is not None).strip(), formula.end()
-    choice = _CHOICE.match(text, place) if character in "([（\\" or text.startswith(")", place + 1) else None
+    choice = (
+        _CHOICE.match(text, place) if character in "([（\\" or text[place + 1 : place + 2] in (")", "'", "’") else None
+    )
     if choice is not None:
         letter = next(group for group in choice.groups() if group is not None)
         return "choice", OPTIONS.get(letter, letter.upper()), choice.end()
     value = _VALUE.match(text, place)
+    if value is not None and _DASHED.search(value[0]) and text[value.end() :][:1] in (" ", "'"):
+        value = _VALUE.match(text, place, place + value[0].rindex("-"))
     if value is not None and _SIGNIFICANT.search(value[0]):
         said, after = _TEMPERATURE.sub("", _AREA.sub(_area, value[0].strip())), value.end()
         if not _GLUED.match(text, after):

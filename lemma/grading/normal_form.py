@@ -10,6 +10,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from lemma.grading.limits import MAX_BOX
 from lemma.grading.notation import usual, without_html
 from lemma.grading.tokens import FUNCTIONS, name_set, names
 from lemma.grading.units import in_one_unit
@@ -70,6 +71,7 @@ _PERCENT = re.compile(
     re.IGNORECASE,
 )
 _GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?!\d|\s*/|\s*\\frac)")
+_APOSTROPHES = re.compile(r"(?<=\d)'(?=\d{3}(?!\d))")
 _COMMA_BRACE = re.compile(r"\{\s*,\s*\}|,\s*\\!\s*")
 _NAMES = {
     spelling: name
@@ -90,9 +92,8 @@ _NOT_EQUAL = re.compile(r"\\not\s*=")
 _MATRIX = re.compile(r"\\begin\{(?:[bpvV]?matrix|smallmatrix|array)\}")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
 _MONEY = re.compile(
-    r"(?:\\text\s*\{\s*)?\\(?:pounds|euro)(?:\{\})?(?:\s*\})?(?![A-Za-z])|\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])"
+    r"(?:\\text\s*\{\s*)?\\(?:pounds|euro)(?:\{\})?(?:\s*\})?(?![A-Za-z])|(?:(?<![A-Za-z])(?:US|CA|AU))?\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])"
 )
-_BARE_MONEY = re.compile(r"\$(?=\s*-?\.?\d)")
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*(.+?)\*\*(?![\w(])")
 _STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\\-])")
@@ -104,15 +105,16 @@ _REPEATING = (
 )
 _GOES_ON = re.compile(r",\s*\.{3}$")
 _SPACE_RUN = re.compile(r"\s+")
-_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
+_OVER = re.compile(r"(\{|^)([^{}]*)\\(choose|over)(?![A-Za-z])([^{}]*)(\}|$)")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
 _SCALE_TEXT = re.compile(r"\\text\{\s*(hundred|thousand|million|billion|trillion|dozen)s?\s*\}", re.IGNORECASE)
 _LED = re.compile(
     r"^(?:\s|\$|\\[(\[])*(?:[=-]>|[→⇒∴]|\\(?:therefore|implies|(?:[lL]ong)?[rR]ightarrow)(?![A-Za-z]))\s*"
 )
-_INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}\b(?:is|are|equals)\s*:?\s*\}\s*(?=\S)(?<!\bnot )")
+_INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}(?:\b(?:is|are|equals)\s*:?|:)\s*\}\s*(?=\S)(?<!\bnot )")
 _STATED = re.compile(r"^\\text\{[^{}\d]{2,80}\b(?:is|are|equals)\s*:?\s+(-?\d[^{}]*)\}$")
 _MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+|:\d\d|(?: \d+)?/\d+)?\s*[%°]?)\s*([A-Za-z][^{}\d]*)?\}$")
+_NUMBERS_IN_TEXT = re.compile(r"^\\text\{([-\d\s.,/]+(?:(?:and|or)[-\d\s.,/]+)*)\}$")
 _FOR_ALL = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*(?:for|where)\s+(?:an?\s+|any\s+|some\s+|every\s+|each\s+|all\s+)?integers?\s*\}\s*[A-Za-z]$"
 )
@@ -122,6 +124,8 @@ _QUANTIFIED = re.compile(
     r"(?:\\mathbb\s*\{?\s*[ZNRQ]\s*\}?|\\text\{\s*[ZN]\s*\}|[ZN])(?:\s*[\^_]\s*\{?[+*0-9]+\}?|[+*])?\s*\)?$"
 )
 _OVER_REALS = re.compile(r"^[A-Za-z]\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*[:,;|]\s*(?=\S)")
+_HALF_LINE = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*[\^_]\s*\{?\s*([+-])\s*\}?")
+_DOTTED = re.compile(r"(?<=[\d.])\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}")
 
 
@@ -161,7 +165,6 @@ def repair_escapes(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    text = repair_escapes(text)
     if "\\\\" in text:
         if "\\\\begin" in text:
             text = text.replace("\\\\", "\\")
@@ -188,7 +191,7 @@ def _braces(text: str, command: str, count: int) -> str:
             if not rest or rest[0] in "{(":
                 if rest[:1] == "(":
                     break
-                end = _closing(rest)
+                end = closing_brace(rest, 0) + 1 or len(rest)
                 arguments, rest = arguments + rest[:end], rest[end:]
             elif rest[0] == "\\":
                 match = re.match(r"\\[A-Za-z]+", rest)
@@ -204,17 +207,23 @@ def _braces(text: str, command: str, count: int) -> str:
     return "".join(out)
 
 
-def _closing(text: str) -> int:
-    """Position after the brace that closes the first one, or the end of the text."""
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def closing_brace(text: str, opening: int) -> int:
+    """Position of the brace that closes the one at `opening`; -1 if none does within the maximum length of a box.
+
+    Escaped braces do not count.
+    """
     depth = 0
-    for place, character in enumerate(text):
-        if character == "{":
+    for mark in _BRACES.finditer(text, opening, opening + MAX_BOX):
+        if mark[0] == "{":
             depth += 1
-        elif character == "}":
+        elif mark[0] == "}":
             depth -= 1
             if depth == 0:
-                return place + 1
-    return len(text)
+                return mark.start()
+    return -1
 
 
 def _unwrap_text(text: str) -> str:
@@ -225,8 +234,14 @@ def _unwrap_text(text: str) -> str:
         bold = match[0].startswith((r"\mathbf", r"\bold", r"\bm", r"\pmb", r"\mathit", r"\mathbb"))
         if bold and (len(inside.strip()) <= 2 or not inside.replace(" ", "").isalpha()):
             return " " + inside + " "
-        if match[0].startswith(r"\operatorname") and inside.strip() in FUNCTIONS:
+        if inside.strip() in FUNCTIONS and (
+            match[0][1] == "o" or match.string[match.end() :].lstrip()[:1] in ("(", "\\")
+        ):
             return "\\" + inside.strip() + " "
+        if match[0].startswith(r"\mathrm") and (
+            inside in ("e", "i") or (inside == "d" and match.string[match.end() :].lstrip()[:1].isalpha())
+        ):
+            return inside + " "
         return "\\text{" + inside + "}" if inside.strip() else " "
 
     for _ in range(4):
@@ -246,15 +261,16 @@ def normalise(text: str) -> str:
     if text.isdigit() or (text.isalpha() and not _INFINITY.fullmatch(text)):
         return text
     text = _unescape(text)
+    text = text.replace("{:}", ":")
     if "," in text:
         text = _COMMA_BRACE.sub(",", text)
+    if "'" in text:
+        text = _APOSTROPHES.sub("", text)
     if "\\" in text:
         text = _THIN.sub("", text)
         text = _SIZES.sub("", text)
     text = _LED.sub("", usual(text))
     text = _MONEY.sub("", text)
-    if text.count("$") % 2:
-        text = _BARE_MONEY.sub("", text, count=1)
     text = _DELIMITERS.sub(" ", text)
     if "**" in text:
         text = _STARS.sub("^", _BOLD.sub(r"\1", text))
@@ -299,14 +315,19 @@ def _rare(text: str) -> str:
                 text = pattern.sub(spelt, text)
     if "\\text" in text:
         text = _SCALE_TEXT.sub(r" \1 ", _FOR_ALL.sub("", text))
+        text = _NUMBERS_IN_TEXT.sub(r"\1", text)
         text = _MEASURED.sub(r"\1\\text{ \2}", _INTRODUCED.sub("", _STATED.sub(r"\1", text)))
-    if "\\choose" in text:
-        text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    if "\\choose" in text or "\\over" in text:
+        text = _OVER.sub(lambda m: f"\\{'binom' if m[3] == 'choose' else 'frac'}{{{m[2]}}}{{{m[4]}}}", text)
     if "th" in text or "st" in text or "nd" in text or "rd" in text:
         text = _ORDINAL.sub("", text)
     if "\\in" in text:
         shorter = _OVER_REALS.sub("", _QUANTIFIED.sub("", text).rstrip())
         text = shorter or text
+    if "\\mathbb" in text:
+        text = _HALF_LINE.sub(lambda m: r"(0,\infty )" if m[1] == "+" else r"(-\infty ,0)", text)
+    if "\\dot" in text:
+        text = _DOTTED.sub(lambda m: f"\\overline{{{''.join(filter(None, m.groups()))}}}", text)
     if "\\{" in text:
         text = _EMPTY_SET.sub(r"\\emptyset", text)
     return _from_sympy(text) if "Interval" in text else text
@@ -330,10 +351,15 @@ def _from_sympy(text: str) -> str:
     return _SYMPY_UNION.sub(lambda m: re.sub(r"([\])])\s*,\s*(?=[\[(])", r"\1 \\cup ", m[1]), text)
 
 
+_QUOTES = "`*_~\"'"
+
+
 def _trim(text: str) -> str:
     """The text without the punctuation and row breaks that end a sentence rather than an answer."""
     while True:
         trimmed = text.strip().rstrip(".,;:").strip()
+        if len(trimmed) > 2 and trimmed[0] == trimmed[-1] and trimmed[0] in _QUOTES:
+            trimmed = trimmed[1:-1]
         while trimmed.endswith("\\") and not trimmed.endswith("\\\\\\"):
             trimmed = trimmed.rstrip("\\").strip()
         if trimmed == text:

@@ -123,15 +123,21 @@ _CENTS = re.compile(r"(?<=\d) ?(?:¢|\\cent(?![A-Za-z]))")
 _DOLLARS = re.compile(r" ?\\?\$ ?(-?\d[\d,]*(?:\.\d+)?) ?")
 _INDEX = r"(?:\{(\d+)\}|(\d))"
 _CHOSEN = re.compile(
-    r"(?<![A-Za-z\\\d])C\( ?(\d+) ?, ?(\d+) ?\)"
-    rf"|(?:\{{ ?\}} ?|(?<![\w)}}]))[_^] ?{_INDEX} ?C ?_ ?{_INDEX}|(?<![A-Za-z\\\d_])C ?_ ?{_INDEX} ?\^ ?{_INDEX}"
+    r"(?<![A-Za-z\\\d])(?P<plain>C)\( ?(\d+) ?, ?(\d+) ?\)"
+    rf"|(?:\{{ ?\}} ?|(?<![\w)}}]))[_^] ?{_INDEX} ?(?P<between>[CP]) ?_ ?{_INDEX}"
+    rf"|(?<![A-Za-z\\\d_])(?P<before>[CP]) ?_ ?{_INDEX} ?\^ ?{_INDEX}"
 )
 
 
 def _chosen(match: re.Match[str]) -> str:
-    top, bottom = (part for part in match.groups() if part is not None)
-    return f"\\binom{{{top}}}{{{bottom}}}" if int(top) >= int(bottom) else match[0]
+    letter, top, bottom = sorted((part for part in match.groups() if part), key=str.isdigit)
+    if int(top) < int(bottom):
+        return match[0]
+    return f"\\binom{{{top}}}{{{bottom}}}" if letter == "C" else f"\\frac{{{top}!}}{{({top}-{bottom})!}}"
 
+
+_NO_BRACES = {ord("{"): None, ord("}"): None}
+_RATE = re.compile(r"(?<=\d) (k?[mgJN]|[LlCVW])/([smhLl]|kg|min)(\^\{?2\}?)?$")
 
 # The module in which a program finds a function: np.arcsin, math.asin.
 _MODULE = re.compile(r"\b(?:np|math)\.(?=[a-z])(a(?=(?:sin|cos|tan)\b))?")
@@ -171,7 +177,9 @@ def usual(text: str) -> str:
         text = _SPAN.sub(" to ", text)
     if "np." in text or "math." in text:
         text = _MODULE.sub(lambda m: "arc" if m[1] else "", text)
-    if "C" in text:
+    if "/" in text:
+        text = _RATE.sub(lambda m: f"\\text{{ {m[1]}/{m[2]}{m[3].translate(_NO_BRACES) if m[3] else ''}}}", text)
+    if "C" in text or "P" in text:
         text = _CHOSEN.sub(_chosen, text)
     if not text.isascii():
         text = _CHINESE.sub(_joined, text)

@@ -127,7 +127,11 @@ def ends_member(tokens: list[Lexeme], place: int) -> bool:
     token = unmarked(tokens, place)
     if token is None or token.kind == "punct":
         return True
-    return token.kind == "word" and bool(token.parts & {"joins", "ends", "so", "no"}) and "at" not in token.parts
+    return (
+        token.kind == "word"
+        and bool(token.parts & {"joins", "ends", "so", "no"})
+        and ("at" not in token.parts or token.text.lower() == "since")
+    )
 
 
 def unmarked(tokens: list[Lexeme], place: int) -> Lexeme | None:
@@ -262,7 +266,9 @@ def _option(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     if not marked and following.kind == "word" and not following.parts - {"aside", "correct"} and token.text in "AI":
         return None
     content = read_one(tokens, after, text) if marked else None
-    whole = token.kind == "choice" or (content is not None and ends_member(tokens, content.after))
+    whole = (token.kind == "choice" and tokens[after - 1].text not in ":：") or (
+        content is not None and ends_member(tokens, content.after)
+    )
     if content is not None and content.kind != "choice" and whole:
         return Stated(f"({token.text}) {content.text}", content.after, "choice")
     return Stated(token.text, after, "choice")

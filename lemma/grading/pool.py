@@ -135,8 +135,7 @@ class WorkerPool:
             self._add_thread()
 
     def _blame(self, place: int, task: GradingTask, answer: dict[str, Any]) -> None:
-        """Whose fault an overrun is: the answer's if the exact path reads all of the gold, otherwise nobody's; after an
-        error, the gold's if it alone makes one too."""
+        """An overrun decides nothing; an error is the answer's fault if the exact path reads all of the gold."""
         self._counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
         if not self._closed:
@@ -144,17 +143,8 @@ class WorkerPool:
         if isinstance(task.question, CompatTask):
             self._blame_compat(place, task, task.question, answer)
             return
-        if "overrun" in answer:
-            outcome = ("unknown", "gold_limit") if unread(task.question.gold) else ("wrong", "limit")
-            self._finish(task, outcome, True)
-            return
-        alone = self._asked(place, {"op": "probe", "gold": task.question.gold})
-        if alone is None or "trouble" in alone:
-            self._finish(task, task.unknown, False)
-        elif "kind" not in alone:
-            self._finish(task, ("unknown", "gold_limit"), True)
-        else:
-            self._finish(task, ("wrong", "unreadable"), True)
+        fault = ("unknown", "limit") if "overrun" in answer else ("wrong", "unreadable")
+        self._finish(task, ("unknown", "gold_limit") if unread(task.question.gold) else fault, True)
 
     def _blame_compat(self, place: int, task: GradingTask, question: CompatTask, answer: dict[str, Any]) -> None:
         """None if the gold overruns with any answer, otherwise the score of an empty response."""

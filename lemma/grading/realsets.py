@@ -16,7 +16,7 @@ from lemma.grading.precision import digits_for, weigh
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, parts
 
 _SOLVED = ("<", ">", "<=", ">=", "!=")
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "~": "~"}
 
 
 class Piece(NamedTuple):
@@ -136,12 +136,12 @@ def _relation(relation: Relation) -> Pieces:
     met = _everything()
     for place, sign in enumerate(relation.signs):
         left, right = relation.sides[place], relation.sides[place + 1]
-        if _is_variable(right):
-            left, right, sign = right, left, _FLIP.get(sign, sign)
-        if sign in _SOLVED and not (_is_variable(left) and _is_constant(right)):
+        if is_variable(right):
+            left, right, sign = right, left, FLIP.get(sign, sign)
+        if sign in _SOLVED and not (is_variable(left) and _is_constant(right)):
             met = _meet(met, _solved(left, sign, right))
             continue
-        if not _is_variable(left) or sign not in _FLIP:
+        if not is_variable(left) or sign not in ("=", *_SOLVED):
             raise NotASet
         bound, infinity = _number(right), evaluate._context().inf
         if sign == "=":
@@ -185,10 +185,14 @@ def _solved(left: Node, sign: str, right: Node) -> Pieces:
     return _merge(found + ([Piece(end, end, True, True) for end in ends] if sign in ("<=", ">=") else []))
 
 
-def _is_variable(node: Node) -> bool:
-    if not isinstance(node, Leaf) or len(node.tokens) != 1:
+def is_variable(node: Node) -> bool:
+    """Whether a side is a letter, perhaps with an index, or a function of one."""
+    tokens = node.tokens if isinstance(node, Leaf) else ()
+    if not tokens or tokens[0].kind not in ("id", "cmd") or tokens[0].value in ("infty", "pi", "frac", "sqrt", "e"):
         return False
-    return node.tokens[0].kind in ("id", "cmd") and node.tokens[0].value not in ("infty", "pi", "e")
+    if len(tokens) == 1 or tokens[1].kind in ("_", "'"):
+        return True
+    return tokens[1].kind == "(" and tokens[-1].kind == ")" and len(tokens) <= 4
 
 
 def _meet(left: Pieces, right: Pieces) -> Pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -13,27 +14,25 @@ from lemma.grading.expression import GREEK, Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.linear import same_solutions
 from lemma.grading.precision import enough_digits
-from lemma.grading.realsets import NotASet, is_reals, letter_of, same_set
+from lemma.grading.realsets import FLIP, NotASet, is_reals, is_variable, letter_of, same_set
 from lemma.grading.single import Context, is_text
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, text_of
 from lemma.grading.tokens import Token
 
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "~": "~"}
-_INFINITY = Token("cmd", "infty", 0, 0)
-_MINUS = Token("-", "-", 0, 0)
+_ARROW = re.compile(r"\\(?:to|rightarrow)(?![A-Za-z])")
+_SYMMETRIC = frozenset({"perp", "parallel", "cong", "iff"})
 _UNKNOWNS = frozenset("xyz")
-POSITIVE_INFINITY, NEGATIVE_INFINITY = Leaf((_INFINITY,)), Leaf((_MINUS, _INFINITY))
 
 
 def against_value(gold: Node, answer: Relation, context: Context) -> bool:
-    """The answer is a relation and the gold is not: take its value, or the interval it describes."""
-    if isinstance(gold, Union | Minus) or (isinstance(gold, Listed) and gold.opening):
-        interval = as_interval(answer)
-        if interval is not None:
-            return context.same(gold, interval)
-        if _is_solved(answer):
-            with suppress(NotASet):
-                return same_set(gold, answer)
+    """The answer is a relation and the gold is not: take its value, or the set it describes."""
+    conditions = isinstance(gold, Listed) and any(
+        isinstance(item, Relation) and _is_inequality(item) for item in gold.items
+    )
+    if _is_inequality(answer) and (
+        isinstance(gold, Union | Minus) or (isinstance(gold, Listed) and (gold.opening or conditions))
+    ):
+        return _is_solved(answer) and _same_set(gold, answer)
     if isinstance(gold, Leaf) and is_reals(gold):
         return False
     if set(answer.signs) <= {"=", "~"}:
@@ -93,13 +92,14 @@ def value_against(gold: Relation, answer: Node, context: Context) -> bool:
         if "~" in gold.signs and not is_name(gold.sides[0]):
             return any(context.same(side, answer) for side in (gold.sides[0], gold.sides[-1]))
         return is_name(gold.sides[0]) and context.same(gold.sides[-1], answer)
-    if isinstance(answer, Leaf):
-        return False
-    interval = as_interval(gold)
-    if interval is None:
-        with suppress(NotASet):
-            return same_set(gold, answer)
-    return interval is not None and context.same(interval, answer)
+    return not isinstance(answer, Leaf) and _same_set(gold, answer)
+
+
+def _same_set(gold: Node, answer: Node) -> bool:
+    """Whether the two are the same set of numbers, with numbers at its ends."""
+    with suppress(NotASet):
+        return same_set(gold, answer)
+    return False
 
 
 def value_side(relation: Relation) -> Node:
@@ -126,46 +126,9 @@ def is_name(node: Node) -> bool:
         return True
     if is_text(node.tokens):
         return True
-    return not any(t.kind in ("num", "+", "-") or (t.kind == "word" and set(t.value) <= _UNKNOWNS) for t in node.tokens)
-
-
-def as_interval(relation: Relation) -> Node | None:
-    """The set of numbers that an inequality in one letter describes."""
-    sides, signs = relation.sides, relation.signs
-    if "=" in signs or "~" in signs or len(sides) > 3 or not all(isinstance(s, Leaf) for s in sides):
-        return None
-    letters = [i for i, side in enumerate(sides) if isinstance(side, Leaf) and _is_letter(side)]
-    if len(letters) != 1:
-        return None
-    if len(sides) == 2:
-        place = letters[0]
-        sign = signs[0] if place == 0 else _FLIP[signs[0]]
-        bound = sides[1 - place]
-        if sign == "!=":
-            return Union((Listed((NEGATIVE_INFINITY, bound), "(", ")"), Listed((bound, POSITIVE_INFINITY), "(", ")")))
-        if sign in ("<", "<="):
-            return Listed((NEGATIVE_INFINITY, bound), "(", "]" if sign == "<=" else ")")
-        return Listed((bound, POSITIVE_INFINITY), "[" if sign == ">=" else "(", ")")
-    if letters != [1]:
-        return None
-    low, high = sides[0], sides[2]
-    first, second = signs
-    if first in (">", ">=") and second in (">", ">="):
-        low, high, first, second = high, low, _FLIP[second], _FLIP[first]
-    if first not in ("<", "<=") or second not in ("<", "<="):
-        return None
-    return Listed((low, high), "[" if first == "<=" else "(", "]" if second == "<=" else ")")
-
-
-def _is_letter(leaf: Leaf) -> bool:
-    """A variable, perhaps with an index, or a function of one."""
-    tokens = leaf.tokens
-    if not tokens or tokens[0].kind not in ("id", "cmd") or tokens[0].value in ("infty", "pi", "frac", "sqrt", "e"):
-        return False
-    return (
-        len(tokens) == 1
-        or tokens[1].kind in ("_", "'")
-        or (tokens[1].kind == "(" and tokens[-1].kind == ")" and len(tokens) <= 4)
+    return not any(
+        t.kind in ("num", "+", "-") or t.value == "pi" or (t.kind == "word" and set(t.value) <= _UNKNOWNS)
+        for t in node.tokens
     )
 
 
@@ -173,16 +136,19 @@ def _is_solved(relation: Relation) -> bool:
     """Whether an inequality bounds a letter or an absolute value; others are still to be solved."""
     sides = [side for side in relation.sides if isinstance(side, Leaf) and letter_of((side,))]
     return _is_inequality(relation) and all(
-        _is_letter(s) or s.tokens[0].kind + s.tokens[-1].kind == "||" for s in sides
+        is_variable(s) or s.tokens[0].kind + s.tokens[-1].kind == "||" for s in sides
     )
 
 
 def _is_inequality(relation: Relation) -> bool:
-    return not set(relation.signs) & {"=", "~"}
+    return set(relation.signs) <= {"<", ">", "<=", ">=", "!="}
 
 
 def same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
-    """Whether two equations, or two inequalities, say the same."""
+    """Whether two equations, or two inequalities, say the same. Implications and the like keep their sides in order."""
+    if set(gold.signs) - FLIP.keys() or set(answer.signs) - FLIP.keys() or _ARROW.search(context.gold):
+        orders = (answer.sides, answer.sides[::-1]) if gold.signs[0] in _SYMMETRIC else (answer.sides,)
+        return gold.signs == answer.signs and any(all(map(context.same, gold.sides, sides)) for sides in orders)
     if _is_inequality(gold) and _is_solved(answer) and letter_of(gold.sides) == letter_of(answer.sides) != "":
         with suppress(NotASet):
             return same_set(gold, answer)
@@ -190,18 +156,13 @@ def same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
         return _same_equation(gold, answer, context)
     for sides, signs in (
         (answer.sides, answer.signs),
-        (answer.sides[::-1], tuple(_FLIP[s] for s in answer.signs[::-1])),
+        (answer.sides[::-1], tuple(FLIP[s] for s in answer.signs[::-1])),
     ):
         if gold.signs == signs and all(context.same(g, a) for g, a in zip(gold.sides, sides, strict=True)):
             return True
     if len(gold.signs) == len(answer.signs) == 1:
         return _proportional(gold, answer, context)
-    left, right = as_interval(gold), as_interval(answer)
-    return left is not None and right is not None and _letter(gold) == _letter(answer) and context.same(left, right)
-
-
-def _letter(relation: Relation) -> str:
-    return next("".join(t.value for t in s.tokens) for s in relation.sides if isinstance(s, Leaf) and _is_letter(s))
+    return False
 
 
 def _same_equation(gold: Relation, answer: Relation, context: Context) -> bool:
@@ -214,6 +175,8 @@ def _same_equation(gold: Relation, answer: Relation, context: Context) -> bool:
         if is_text(first.tokens) or is_text(other.tokens) or text_of(first) == text_of(other):
             if context.same(value_side(gold), value_side(answer)):
                 return True
+        elif {text_of(first), text_of(other)} in ({"y", "f(x)"}, {"y", "g(x)"}):
+            return context.same(value_side(gold), value_side(answer))
         elif _renamed(first, other) is not None:
             old, new = _renamed(first, other) or ("", "")
             side = _rename(value_side(answer), new, old)
@@ -259,7 +222,7 @@ def _difference(relation: Relation) -> Tree | None:
 def _proportional(gold: Relation, answer: Relation, context: Context) -> bool:
     """a = b and c = d are the same if a - b is a constant multiple of c - d; for an inequality, a positive multiple."""
     sign = answer.signs[0]
-    if gold.signs[0] != sign and gold.signs[0] != _FLIP[sign]:
+    if gold.signs[0] != sign and gold.signs[0] != FLIP[sign]:
         return False
     left, right = _difference(gold), _difference(answer)
     if left is None or right is None:

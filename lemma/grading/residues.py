@@ -27,7 +27,7 @@ _NOT = re.compile(r"\bnot\b|\\not|\\ne\b|≢|\bno\b|\bexcept\b", re.IGNORECASE)
 _OR = re.compile(r"\s*(?:,|;|\bor\b|\band\b|\\lor\b|\\vee\b)\s*")
 _HEAD = re.compile(rf"^.*(?:\\equiv|=|congruent to|equal to|remainder of|remainder)\s*(?=[\\\d+-])|^{_LETTER}\s+is\s+")
 _LINEAR = re.compile(
-    rf"^(?:{_LETTER}\s*=\s*)?(?:(?P<first>{_INTEGER})\s*\+\s*)?(?P<step>\d{{1,7}})\s*(?:\\cdot\s*)?(?P<letter>[a-z])"
+    rf"^(?:{_LETTER}\s*=\s*)?(?:(?P<first>{_INTEGER})\s*\+\s*)?(?P<step>\d{{1,7}})\s*(?:\\cdot\s*)?(?P<letter>[a-hj-w])"
     r"(?:\s*(?P<sign>[+-])\s*(?P<rest>\d{1,9}))?$"
 )
 _FORM = "of the form"

@@ -7,8 +7,9 @@ import re
 from itertools import pairwise
 
 from lemma.grading.conclusions import AFTER_VERB, PLAIN, conclude, rank
+from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import MATH, Lexeme, lex
-from lemma.grading.objects import LETTER, Stated
+from lemma.grading.objects import LETTER, Stated, words_of
 
 _SEARCHED = 1_500
 _SENTENCES = 12
@@ -47,6 +48,9 @@ def concluded(text: str) -> Stated | None:
             return _with_items_before(found, spans[: len(spans) - number], tail)
         if any(token.is_value for token in tokens) and not asked:
             return None
+        said = words_of([token for token in tokens if token.bold], tail)
+        if said and _concludes(tokens):
+            return Stated(said, len(tokens), "words")
     return None
 
 
@@ -202,11 +206,17 @@ def introduced(text: str) -> bool:
     """Whether a short text says that what follows is a result, rather than being one: "Total: 7", "So 18"."""
     tokens = [token for token in lex(text, 0, len(text)) if token.kind != "mark"]
     named = len(tokens) > 1 and LETTER.fullmatch(tokens[0].text) and "no" in tokens[1].parts
+    if any(t.kind == "word" and t.parts & {"be", "has", "so"} and after.is_value for t, after in pairwise(tokens[2:])):
+        return True
     if not tokens or tokens[0].is_value or named:
-        return any("ends" in token.parts and token.parts & {"aside", "no"} for token in tokens)
+        return any(
+            "ends" in token.parts and (token.parts & {"aside", "no"} or is_unspaced(token.text)) for token in tokens
+        )
     colon = next(
         (i for i, token in enumerate(tokens) if token.text in (":", "：", "=", "->", "=>", "→", "—", "–")), len(tokens)
     )
     if colon < len(tokens) - 1 and all(token.kind == "word" for token in tokens[:colon]):
         return True
-    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or bool(tokens[0].parts & {"light", "has"})
+    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or bool(
+        tokens[0].parts & {"light", "has", "no"}
+    )

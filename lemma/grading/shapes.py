@@ -14,10 +14,7 @@ from lemma.grading.limits import MAX_ITEMS, LimitExceeded
 from lemma.grading.named import by_names, ordered_names
 from lemma.grading.realsets import NotASet, is_reals, same_set
 from lemma.grading.relations import (
-    NEGATIVE_INFINITY,
-    POSITIVE_INFINITY,
     against_value,
-    as_interval,
     is_name,
     same_relation,
     value_against,
@@ -47,10 +44,10 @@ def same(gold: Node, answer: Node, context: Context) -> bool:
         gold, answer = _as_range(gold, answer), _as_range(answer, gold)
     if isinstance(gold, Leaf) and isinstance(answer, Leaf):
         return (is_reals(gold) and is_reals(answer)) or same_leaf(gold, answer, context)
-    if isinstance(gold, Union | Minus) or isinstance(answer, Union | Minus) or _has_relations(gold, answer):
+    sets = any(isinstance(n, Union | Minus) or (isinstance(n, Leaf) and is_reals(n)) for n in (gold, answer))
+    if sets or _has_relations(gold, answer):
         with suppress(NotASet):
             return same_set(gold, answer)
-    gold, answer = _as_union(gold, answer), _as_union(answer, gold)
     if isinstance(gold, Minus) or isinstance(answer, Minus):
         return context.symbolic(context.gold, context.answer)
     if isinstance(gold, Union) or isinstance(answer, Union):
@@ -153,18 +150,6 @@ def _plus_minus(leaf: Leaf) -> Node:
             tokens[place] = Token(kind, kind, old.start, old.end)
         leaves.append(Leaf(tuple(tokens), leaf.unit))
     return Listed(tuple(leaves))
-
-
-def _as_union(node: Node, other: Node) -> Node:
-    """A list of inequalities is a union of intervals if the other side is one; so is "all real numbers"."""
-    if isinstance(node, Listed) and not node.opening and all(isinstance(item, Relation) for item in node.items):
-        intervals = [as_interval(item) for item in node.items if isinstance(item, Relation)]
-        is_set = isinstance(other, Union) or (isinstance(other, Listed) and other.opening != "")
-        if is_set and all(interval is not None for interval in intervals):
-            return Union(tuple(i for i in intervals if i is not None))
-    if isinstance(node, Leaf) and is_reals(node):
-        return Listed((NEGATIVE_INFINITY, POSITIVE_INFINITY), "(", ")")
-    return node
 
 
 def _same_matrix(gold: Node, answer: Node, context: Context) -> bool:

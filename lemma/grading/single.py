@@ -18,10 +18,17 @@ from lemma.grading.rules import Rules
 from lemma.grading.spelt import spelt_number
 from lemma.grading.structure import Leaf, Node, Tokens, parts
 from lemma.grading.tokens import spelling, tokenise
-from lemma.grading.units import CENT, conversion
+from lemma.grading.units import CENT, COUNTED, conversion
 
 _BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(\d{1,2}|\\text\{[a-z]+\})\}?$")
-_TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
+_TIME = re.compile(
+    r"(\d{1,2})(?::(\d\d)(?::(\d\d))?|(?=[^:]*[ap]\.?\s*m))\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$",
+    re.IGNORECASE,
+)
+
+
+# Letters in brackets and between bars: P(A|B), a|b.
+_OF_NAMES = re.compile(r"[A-Za-z(),|<> ]+")
 
 
 class Undecided(Exception):
@@ -48,6 +55,9 @@ def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:
     """Whether two leaves are the same answer under the rules."""
     factor = conversion(gold.unit, answer.unit)
     if factor is None:
+        return False
+    rates = [any(t.kind == "%" for t in leaf.tokens) for leaf in (gold, answer)]
+    if rates[0] != rates[1] and (answer if rates[0] else gold).unit not in (None, COUNTED):
         return False
     gold_text, answer_text = spelling(gold.tokens), spelling(answer.tokens)
     if gold.unit is None and answer.unit == CENT and "." in gold_text:
@@ -86,8 +96,9 @@ def unread_leaves(node: Node) -> tuple[str, ...]:
     if not isinstance(node, Leaf):
         return tuple(text for part in parts(node) for text in unread_leaves(part))
     text = spelling(node.tokens)
-    special = _TIME.match(text) or _BASE.match(text.replace(" ", "")) or (":" in text and _ratio(text) is not None)
-    return () if is_text(node.tokens) or special or _tree(node.tokens, False) is not None else (text,)
+    special = _TIME.match(text) or _BASE.match(text.replace(" ", "")) or _OF_NAMES.fullmatch(text)
+    known = is_text(node.tokens) or special or (":" in text and _ratio(text) is not None)
+    return () if known or _tree(node.tokens, False) is not None else (text,)
 
 
 def _tree(tokens: Tokens, gold: bool) -> Tree | None:
@@ -191,10 +202,10 @@ def _clock(gold: re.Match[str], answer: re.Match[str]) -> bool:
         half = (match[4] or "").lower()
         if half and hour <= 12:
             hour = hour % 12 + (12 if half == "p" else 0)
-        return (hour * 60 + int(match[2])) * 60 + int(match[3] or 0)
+        return (hour * 60 + int(match[2] or 0)) * 60 + int(match[3] or 0)
 
     if bool(gold[4]) != bool(answer[4]) and int(gold[1]) <= 12 and int(answer[1]) <= 12:
-        return gold.group(1, 2) == answer.group(1, 2) and (gold[3] or "00") == (answer[3] or "00")
+        return gold[1] == answer[1] and all((gold[n] or "00") == (answer[n] or "00") for n in (2, 3))
     return seconds(gold) == seconds(answer)
 
 

@@ -89,7 +89,10 @@ def _counterfactual(after: list[Lexeme]) -> bool:
 
 def _supposed(tokens: list[Lexeme], noun: int) -> bool:
     """Whether the statement is a supposition or a question: if the answer is 5, is the answer 5?"""
-    for token in reversed(tokens[:noun]):
+    for place in range(noun - 1, -1, -1):
+        token = tokens[place]
+        if token.is_value and all(t.parts == {"light"} for t in tokens[place + 1 : noun]):
+            break
         if (token.kind == "punct" and token.text in ",;:，：；\n") or (token.kind == "word" and "so" in token.parts):
             break
         if token.kind == "word" and "supposes" in token.parts:
@@ -180,13 +183,15 @@ def _formula(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
 def _restated(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     """The value of an object that is told by others and then as it is: twice 21, or 42; 3/5 of 100, that is 60."""
     while place + 1 < len(tokens) and not tokens[place].ends_sentence(text):
-        if tokens[place].text == "," and tokens[place + 1].text.lower().rstrip(".") in _THAT_IS:
+        word = tokens[place + 1].text.lower().rstrip(".")
+        is_verb = word == "which" and any("be" in token.parts for token in tokens[place + 2 : place + 3])
+        if tokens[place].text == "," and (word in _THAT_IS or is_verb):
             return read_object(tokens, skip_light(tokens, place + 2, False)[0], text)
         place += 1
     return None
 
 
-_THAT_IS = frozenset({"or", "i.e", "that is", "namely", "which is", "so"})
+_THAT_IS = frozenset({"or", "i.e", "that is", "namely", "so"})
 _WRITTEN = re.compile(r"[\\^_=]|\w[+*/-]")
 
 

@@ -19,7 +19,8 @@ RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!="})
 _SEPARATORS = frozenset({",", ";"})
 _JOINING = frozenset({"and", "or"})
 _HEDGES = name_set("approximately about approx around exactly roughly thus so hence only")
-_ARROWS = frozenset({"approx", "equiv", "to", "rightarrow"})
+_NAMED = name_set("subset subseteq perp parallel cong iff implies Rightarrow")
+_ARROWS = frozenset({"approx", "equiv", "to", "rightarrow", "supset", "supseteq"}) | _NAMED
 _TAILS = ("for", "where", "with", "if", "when")
 
 
@@ -260,10 +261,12 @@ def _relation(tokens: Tokens, depth: int) -> Node | None:
         says_value = places[0] == 0 and (tokens[0].kind == "=" or tokens[0].kind not in RELATIONS)
         kept = tokens[1:] if says_value else ()
         return shape(kept, depth + 1) if kept else None
-    signs = tuple(
-        tokens[p].kind if tokens[p].kind in RELATIONS else "~" if tokens[p].value == "approx" else "=" for p in places
-    )
-    return Relation(tuple(shape(piece, depth + 1) for piece in pieces), signs)
+    signs = tuple(tokens[p].kind if tokens[p].kind in RELATIONS else tokens[p].value for p in places)
+    signs = tuple("~" if s == "approx" else "=" if s in ("equiv", "to", "rightarrow") else s for s in signs)
+    sides = tuple(shape(piece, depth + 1) for piece in pieces)
+    if signs[0].startswith("sup"):
+        return Relation(sides[::-1], tuple(sign.replace("sup", "sub") for sign in signs[::-1]))
+    return Relation(sides, signs)
 
 
 def _matrix(tokens: Tokens, depth: int) -> Node | None:
@@ -343,12 +346,24 @@ def _leaf(tokens: Tokens) -> Leaf:
     return Leaf(before, unit) if unit is not None else Leaf(tokens)
 
 
+def _transposed(tokens: Tokens, depth: int) -> Node | None:
+    """The transpose of a matrix; a row and a column of numbers are the same vector."""
+    end = len(tokens) - (4 if tokens[-1].kind == "}" else 2)
+    if end < 2 or tokens[end].kind != "^" or not {t.value for t in tokens[end + 1 :]} & {"T", "top", "t"}:
+        return None
+    node = shape(tokens[:end], depth + 1)
+    if isinstance(node, Matrix) and len({len(row) for row in node.rows}) == 1:
+        return Matrix(tuple(zip(*node.rows, strict=True)))
+    return node if isinstance(node, Listed) and node.opening in ("(", "[") else None
+
+
 _BUILDERS: tuple[tuple[Callable[[Tokens, int], Node | None], frozenset[str] | None], ...] = (
     (_membership, frozenset({"in"})),
     (_range, frozenset({"word", "text"})),
     (_union, frozenset({"cup", "id"})),
     (_minus, frozenset({"setminus", "backslash", "smallsetminus", "\\{"})),
     (_relation, RELATIONS | _ARROWS),
+    (_transposed, frozenset({"^"})),
     (_matrix, frozenset({"begin"})),
     (_bracketed, frozenset(OPEN)),
 )

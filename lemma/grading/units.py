@@ -165,7 +165,7 @@ def unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
         token = tokens[end - 1]
         before = tuple(t.kind for t in tokens[max(0, end - 5) : end - 1])
         if token.kind == "text":
-            parts = [*token.value.replace("/", " / ").split(), *parts]
+            parts = [*token.value.strip("()").replace("/", " / ").split(), *parts]
         elif token.kind == "word" and _may_be_unit(token.value, bool(parts)):
             parts = [token.value, *parts]
         elif token.kind == ")" and not parts and (inside := _words_in_brackets(tokens[:end])):
@@ -181,7 +181,7 @@ def unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
         else:
             break
         end -= 1
-    return end, parts
+    return (end, parts) if not parts or parts[0][0] != "^" else (len(tokens), [])
 
 
 def _words_in_brackets(tokens: Tokens) -> list[str]:

@@ -27,7 +27,7 @@ def _hostile(service: GradingService) -> None:
     for prediction, gold in HOSTILE:
         start = perf_counter()
         verdict = service.grade(prediction, gold)
-        assert verdict.kind == "wrong", (prediction[:80], gold, verdict)
+        assert verdict.kind == "wrong" or verdict[:2] == ("unknown", "limit"), (prediction[:80], gold, verdict)
         assert perf_counter() - start < service.wall_seconds, prediction[:80]
         assert verdict.extracted is None or len(verdict.extracted) < 600
 

@@ -51,6 +51,12 @@ def test_a_gold_that_overruns_is_unknown(service: GradingService) -> None:
     assert service.grade(bomb, r"\int_0^1 x dx")[:2] == ("wrong", "limit")
 
 
+def test_a_comparison_that_overruns_decides_nothing() -> None:
+    with GradingService(cpu_seconds=0.2) as service:
+        assert service.grade(r"\sum_{n=1}^{\infty}\frac{\sin n^2}{n^{3/2}+\cos n}", "1")[:2] == ("unknown", "limit")
+        assert service.grade("4", "4").right
+
+
 def test_memory_is_limited(service: GradingService) -> None:
     verdict = service.grade(r"\prod_{k=1}^{15000} (x+k)", r"\int_0^1 y dx")
     assert verdict[:2] == ("wrong", "limit")
