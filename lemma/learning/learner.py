@@ -91,8 +91,7 @@ class Learner:
         """The learning rate of the last step, also where it had nothing to learn from."""
         is_split = shard == "weights" and world_size() > 1
         self.optimiser = SplitOptimiser(policy, optim) if is_split else Optimiser(policy.parameters(), optim, shard)
-        if policy.device.type == "cuda" or world_size() > 1:
-            agree_on_flash(may_flash and not compile_blocks, say, lambda: first_pass(policy))
+        agree_on_flash(may_flash and not compile_blocks, say, lambda: first_pass(policy))
         # Ranks that make a pass together cannot leave it one by one.
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed, self._say = seed, say

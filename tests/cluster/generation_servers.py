@@ -77,15 +77,25 @@ def _serve(port: int, folder: str, fault: str, holds: bool) -> None:
 
 def _hold_what_flies() -> None:
     """Each response gets its first tokens before it is held."""
-    from lemma.serving.rollout_host import RolloutHost
+    from lemma.engines.protocol import Key
+    from lemma.serving.rollout_host import RolloutHost, Work
 
     admit, begun = RolloutHost._admit, set[tuple[str, object]]()
 
+    def waiting(host: RolloutHost) -> dict[Key, Work]:
+        """The requests that the engine has not answered, and whose they are."""
+        driver = host._driver
+        new = set() if driver is None else set(driver._inbox)
+        calls = {work.call: work for work in host._running if work.call is not None}
+        active = {} if driver is None else driver._active
+        given = {key: calls[call] for key, call in active.items() if call in calls}
+        return given | {request.key: calls[call] for call in new & set(calls) for request in call.requests}
+
     def held(host: RolloutHost) -> None:
         admit(host)
-        while host._owners and host._holder is None:
-            keys, steps = {(host._id, key) for key in host._owners}, {int(key[1]) for key in host._owners}
-            is_over = any(work.is_over for work in host._owners.values())
+        while (owners := waiting(host)) and host._holder is None:
+            keys, steps = {(host._id, key) for key in owners}, {int(key[1]) for key in owners}
+            is_over = any(work.is_over for work in owners.values())
             if is_over or not keys <= begun or min(steps) <= host._version + 1:
                 begun.update(keys)
                 return

@@ -17,7 +17,7 @@ from lemma.config.load import load_values
 from lemma.core.errors import UserError
 from lemma.core.ranks import rank
 from lemma.engines.vllm.weights import write_adapter, write_weights
-from lemma.learning import optimiser
+from lemma.learning import loss_scaler
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.weight_split import split_weights, whole_tensor
@@ -53,9 +53,8 @@ def learner_of(policy: Policy | Critic, shard: str, budget: int = 50) -> Learner
 def steps_of(kind: str, name: str, shard: str, steps: int = 1, budget: int = 50, recomputed: int = 0) -> dict[str, Any]:
     policy = policy_in(kind)
     policy.recompute(recomputed)
-    with mock.patch.object(
-        optimiser, "SCALE_START", 256.0
-    ):  # from which on no gradient of this model overflows in fp16
+    # From this scale on no gradient of this model overflows in fp16.
+    with mock.patch.object(loss_scaler, "SCALE_START", 256.0):
         learner = learner_of(policy, shard, budget)
     objective: Objective = MAKE[name]() if name != "nll" else NegativeLogLikelihood()
     items = items_of(policy) if kind == "float64" else trajectories(LENGTHS)

@@ -45,7 +45,7 @@ def break_softcap(policy: Policy) -> None:
 
 def break_attention(policy: Policy) -> None:
     """A layer that sees less through a cache than the mask of the plain forward lets it see."""
-    policy.backbone.layers[1].self_attn.sliding_window = 4
+    policy.backbone.layers[1].self_attn.lemma_window = 4
 
 
 def break_shape(policy: Policy) -> None:

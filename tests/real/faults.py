@@ -49,7 +49,7 @@ def wrong_rope_base(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def window_on_one_side_only(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     for layer in policy.backbone.layers:
-        monkeypatch.setattr(layer.self_attn, "sliding_window", 24, raising=False)
+        monkeypatch.setattr(layer.self_attn, "lemma_window", 24, raising=False)
 
 
 def soft_capped_logits(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
