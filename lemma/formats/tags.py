@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from lemma.grading.extract import extract
-from lemma.grading.normal_form import closing_brace
 from lemma.grading.rules import Rules
+from lemma.grading.tokens import closing_brace
 
 if TYPE_CHECKING:
     from lemma.formats.format import Format

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from lemma.grading.languages import is_unspaced, nouns_in
 from lemma.grading.limits import MAX_COMPLETION
-from lemma.grading.normal_form import closing_brace, repair_escapes
+from lemma.grading.normal_form import repair_escapes
 from lemma.grading.notation import without_html
 from lemma.grading.residues import read_residues
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.sentences import asks, concluded, introduced
 from lemma.grading.spelt import spelt_number
 from lemma.grading.statements import object_first, stated
-from lemma.grading.tokens import name_set
+from lemma.grading.tokens import closing_brace, name_set
 
 _CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")
 _THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")

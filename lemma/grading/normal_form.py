@@ -10,9 +10,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from lemma.grading.limits import MAX_BOX
 from lemma.grading.notation import usual, without_html
-from lemma.grading.tokens import FUNCTIONS, name_set, names
+from lemma.grading.tokens import FUNCTIONS, closing_brace, name_set, names
 from lemma.grading.units import in_one_unit
 
 _CHARACTERS = {
@@ -205,25 +204,6 @@ def _braces(text: str, command: str, count: int) -> str:
                 break
         out.append(command + arguments + rest)
     return "".join(out)
-
-
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
-
-
-def closing_brace(text: str, opening: int) -> int:
-    """Position of the brace that closes the one at `opening`; -1 if none does within the maximum length of a box.
-
-    Escaped braces do not count.
-    """
-    depth = 0
-    for mark in _BRACES.finditer(text, opening, opening + MAX_BOX):
-        if mark[0] == "{":
-            depth += 1
-        elif mark[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return mark.start()
-    return -1
 
 
 def _unwrap_text(text: str) -> str:

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from lemma.grading.limits import MAX_DIGITS, MAX_TOKENS, LimitExceeded
+from lemma.grading.limits import MAX_BOX, MAX_DIGITS, MAX_TOKENS, LimitExceeded
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -118,3 +118,22 @@ def spelling(tokens: tuple[Token, ...]) -> str:
             out.append(" ")
         out.append(spelt)
     return "".join(out)
+
+
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def closing_brace(text: str, opening: int) -> int:
+    """Position of the brace that closes the one at `opening`; -1 if none does within the maximum length of a box.
+
+    Escaped braces do not count.
+    """
+    depth = 0
+    for mark in _BRACES.finditer(text, opening, opening + MAX_BOX):
+        if mark[0] == "{":
+            depth += 1
+        elif mark[0] == "}":
+            depth -= 1
+            if depth == 0:
+                return mark.start()
+    return -1
