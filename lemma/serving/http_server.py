@@ -188,7 +188,6 @@ class _Protocol(H11Protocol):
         super().data_received(data)
         if self._is_answering() and self.conn.trailing_data[0]:
             self.cycle.keep_alive = False
-            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state.__name__ not in ("IDLE", "SEND_RESPONSE"):  # it was answered before its body ended
