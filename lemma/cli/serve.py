@@ -136,7 +136,9 @@ def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
     tokenizer = copy.deepcopy(policy.tokenizer)
     dialogue = Dialogue(_format(args, tokenizer), tokenizer, ends_of(policy))
     names = dict.fromkeys([args.name] if args.name else [args.model, os.path.basename(args.model.rstrip("/"))])
-    tell = partial(likeliest, policy) if policy.strangeness() is None else None
+    # The transformers engine has the model as it came, which knows nothing of packs.
+    is_plain = engine.name == "transformers"
+    tell = None if is_plain or policy.strangeness() is not None else partial(likeliest, policy)
     return PlainHost(EngineDriver(engine), dialogue, names, key, tell), engine
 
 

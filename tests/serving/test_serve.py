@@ -194,6 +194,19 @@ def test_the_likeliest_tokens_are_those_of_the_plain_model(temperature: float, c
     assert plain.logprobs is not None and plain.logprobs.top_logprobs is None
 
 
+def test_the_model_as_it_came_tells_no_likeliest_tokens() -> None:
+    """The transformers engine's model would see the tokens that come after: what it says of packs is wrong."""
+    with start("--engine", "transformers") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        plain = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60)
+        try:
+            with pytest.raises(openai.BadRequestError, match="not offered here"):
+                plain.chat.completions.create(**ASKED, logprobs=True, top_logprobs=3)
+        finally:
+            process.kill()
+
+
 def test_a_seed_decides_and_without_one_nothing_does(client: openai.OpenAI) -> None:
     def say(**more: Any) -> str:
         return client.chat.completions.create(**{**ASKED, **more}).choices[0].message.content or ""
