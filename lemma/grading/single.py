@@ -204,8 +204,8 @@ def _clock(gold: re.Match[str], answer: re.Match[str]) -> bool:
             hour = hour % 12 + (12 if half == "p" else 0)
         return (hour * 60 + int(match[2] or 0)) * 60 + int(match[3] or 0)
 
-    if bool(gold[4]) != bool(answer[4]) and int(gold[1]) <= 12 and int(answer[1]) <= 12:
-        return gold[1] == answer[1] and all((gold[n] or "00") == (answer[n] or "00") for n in (2, 3))
+    if bool(gold[4]) != bool(answer[4]) and gold[1] == answer[1] and int(gold[1]) <= 12:
+        return all((gold[n] or "00") == (answer[n] or "00") for n in (2, 3))
     return seconds(gold) == seconds(answer)
 
 

@@ -309,6 +309,8 @@ NOTATIONS: dict[str, list[tuple[str, list[str], list[str]]]] = {
         (r"\pi", [r"\pi \approx 3.14"], ["3.14"]),
         ("6:00 PM", ["6 p.m.", "6 PM"], ["6 a.m.", "7 PM"]),
         ("7:45 a.m.", ["7:45 AM"], ["7:45 p.m."]),
+        ("12 a.m.", ["0:00", "00:00", "12 AM"], ["0:12", "12 p.m."]),
+        ("12:30 PM", ["12:30"], ["0:30", "12:30 AM"]),
         (
             r"\begin{pmatrix}1&3\\2&4\end{pmatrix}",
             [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^T"],
