@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lemma.cli.train import _arguments
-from lemma.plugins.ray.ray_actors import Home
+from lemma.plugins.ray.ray_actors import Home, ProcessActor
 from lemma.plugins.ray.ray_job_spec import job_spec_of
-from lemma.plugins.ray.ray_launch import RayJobSpec, launch_on_ray, variables_of
+from lemma.plugins.ray.ray_launch import ActorProcess, RayJobSpec, launch_on_ray, variables_of
 from lemma.recipe import load_recipe
 
 
@@ -63,6 +65,41 @@ def test_an_error_of_the_users_is_not_tried_again(tmp_path: Path, capfd: pytest.
     assert launch_on_ray(spec(tmp_path, "--wrong")) == 2
     out, err = capfd.readouterr()
     assert (out + err).count("error: one sentence") == 1 and "again" not in err
+
+
+ASKED_TWICE = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+class Direct:
+    """A method of an actor, called here."""
+
+    def __init__(self, method: Callable[..., object]):
+        self.remote = method
+
+
+def test_a_second_interrupt_reaches_a_rank_as_one(tmp_path: Path) -> None:
+    """A rank that was asked to end after its step ends at once by a second Ctrl-C, and by no second SIGTERM."""
+    (tmp_path / "patient.py").write_text(ASKED_TWICE)
+    actor = ProcessActor()
+    try:
+        actor.start("patient", [], {}, str(tmp_path))
+        until = time.monotonic() + 30
+        while "ready" not in actor.look(0)[1] and time.monotonic() < until:
+            time.sleep(0.02)
+        handle = argparse.Namespace(interrupt=Direct(actor.interrupt))
+        rank = ActorProcess(handle, Home("a", "127.0.0.1", ()), 0)
+        while actor.look(0)[0] is None and time.monotonic() < until:
+            rank.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert actor.look(0)[0] == -signal.SIGINT
+    finally:
+        actor.close()
 
 
 def test_what_torchrun_would_set() -> None:

@@ -72,10 +72,10 @@ class ProcessActor:
     def last_words(self) -> str:
         return cause_in(self._log)
 
-    def interrupt(self) -> None:
-        """Ask it to save and end."""
+    def interrupt(self, number: int) -> None:
+        """Ask it to save and end; a second Ctrl-C, to end at once."""
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it and all that it started, at once."""

@@ -68,7 +68,7 @@ class ActorProcess:
         return status
 
     def send_signal(self, sig: int) -> None:
-        self.actor.interrupt.remote()
+        self.actor.interrupt.remote(sig)
 
     def last_words(self) -> str:
         import ray
