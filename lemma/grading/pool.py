@@ -135,7 +135,7 @@ class WorkerPool:
             self._add_thread()
 
     def _blame(self, place: int, task: GradingTask, answer: dict[str, Any]) -> None:
-        """An overrun decides nothing; an error is the answer's fault if the exact path reads all of the gold."""
+        """Neither an overrun nor an error decides anything."""
         self._counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
         if not self._closed:
@@ -143,8 +143,8 @@ class WorkerPool:
         if isinstance(task.question, CompatTask):
             self._blame_compat(place, task, task.question, answer)
             return
-        fault = ("unknown", "limit") if "overrun" in answer else ("wrong", "unreadable")
-        self._finish(task, ("unknown", "gold_limit") if unread(task.question.gold) else fault, True)
+        reason = "grader" if "error" in answer else "gold_limit" if unread(task.question.gold) else "limit"
+        self._finish(task, ("unknown", reason), True)
 
     def _blame_compat(self, place: int, task: GradingTask, question: CompatTask, answer: dict[str, Any]) -> None:
         """None if the gold overruns with any answer, otherwise the score of an empty response."""

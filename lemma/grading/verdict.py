@@ -21,7 +21,7 @@ REASONS = {
     "no_gold": "there is no gold answer",
     "gold_unreadable": "the gold cannot be read as mathematics and is not words",
     "gold_limit": "the gold exceeds a limit",
-    "grader": "no worker could be started, or workers were lost from outside",
+    "grader": "no worker could be started, workers were lost from outside, or the comparison failed",
 }
 
 

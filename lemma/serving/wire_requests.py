@@ -16,6 +16,8 @@ MOST_SAMPLES = 128
 MOST_STOPS, LONGEST_STOP = 16, 256
 # As vLLM's.
 MOST_LIKELIEST = 20
+# Answers of a request for the likeliest tokens: others wait while each is scored.
+MOST_SCORED = 8
 # No vocabulary is larger, and no number in a call may be.
 MOST_IDS, LARGEST = 2**31, 2.0**63
 # Below it, logits divided by the temperature overflow, and the error would hit the whole batch.
@@ -110,6 +112,9 @@ def read_call(kind: Kind, body: Any) -> WireCall:
         raise ApiError(400, f"prompts times n is more than {MOST_SAMPLES}; send several requests", param="n")
     messages = _messages(sent.get("messages")) if kind == "chat" else ()
     logprobs, likeliest = _logprobs(kind, sent)
+    if likeliest and max(1, len(prompts)) * values.get("n", 1) > MOST_SCORED:
+        raise ApiError(400, f"the likeliest tokens take another pass for each answer; ask for at most {MOST_SCORED} "
+                       "answers with them", param="n")  # fmt: skip
     return WireCall(
         kind,
         messages=messages,

@@ -57,6 +57,15 @@ def test_a_comparison_that_overruns_decides_nothing() -> None:
         assert service.grade("4", "4").right
 
 
+def test_an_error_of_the_comparison_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text is known that makes sympy raise what the worker does not expect, so the worker's answer says so here."""
+    with GradingService(cpu_seconds=1.0) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(service.pool, "_answer", lambda worker: {"error": "ZeroDivisionError"})
+            assert service.grade(SUM % 5, "16")[:2] == ("unknown", "grader")
+        assert service.grade(SUM % 6, "21").right and service.counts["failed"] == 1
+
+
 def test_memory_is_limited(service: GradingService) -> None:
     verdict = service.grade(r"\prod_{k=1}^{15000} (x+k)", r"\int_0^1 y dx")
     assert verdict[:2] == ("wrong", "limit")

@@ -244,6 +244,7 @@ def test_32_clients_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> N
         ({"stop": [""]}, 400, None, "stop is not"),
         ({"top_logprobs": 5}, 400, None, "write `logprobs: true` as well"),
         ({"top_logprobs": 21, "logprobs": True}, 400, None, "top_logprobs is 21; write a number from 0 to 20"),
+        ({"top_logprobs": 2, "logprobs": True, "n": 9}, 400, None, "ask for at most 8 answers with them"),
         ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "is not offered"),
         ({"extra_body": {"beam_width": 4}}, 400, "unknown_parameter", "there is no field 'beam_width'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, None, "cannot show the tools"),
