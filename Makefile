@@ -40,7 +40,7 @@ test: $(VENV)/.vllm  ## Install, then check format, lint and types and run all t
 	$(BIN)/python -m tests.coverage || status=$$?; \
 	exit $$status
 
-check: style  ## Check format, lint and types and run the quick tests: three minutes
+check: style  ## Check format, lint and types and run the quick tests: six minutes on two cores
 	$(PYTEST) $(SPREAD) -m "not slow and not serial"
 
 style: $(VENV)/.dev  ## Check format, lint and types
